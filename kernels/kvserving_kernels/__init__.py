@@ -1,0 +1,1 @@
+"""KVServing kernels: KV formats, the vLLM plugin and its runtime API."""

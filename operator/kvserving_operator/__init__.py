@@ -1,0 +1,1 @@
+"""KVServing operator: custom resources to serving pods, and the tuner's decisions carried out."""

@@ -1,0 +1,1 @@
+"""KVServing tuner: observations to diagnosis to decision, for any vLLM engine."""
