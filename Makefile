@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
-UV_VERSION := 0.11.6
+UV_VERSION := 0.13.9
 CACHE ?= $(or $(KVSERVING_CACHE),$(HOME)/.cache/kvserving)
 VENV := .venv
 BIN := $(VENV)/bin

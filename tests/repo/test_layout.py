@@ -26,7 +26,7 @@ def test_no_package_shadows_the_standard_library(folder: str) -> None:
 
 
 def test_no_packages_among_the_tests() -> None:
-    assert [] == [path for path in (ROOT / "tests").rglob("__init__.py")]
+    assert list((ROOT / "tests").rglob("__init__.py")) == []
 
 
 def test_no_module_is_named_like_a_standard_module_at_a_package_root() -> None:
@@ -55,4 +55,4 @@ def test_modules_stay_small() -> None:
         for count in [len(path.read_text().splitlines())]
         if count > 400
     }
-    assert {} == long
+    assert long == {}
