@@ -1,4 +1,4 @@
-"""The repository's own rules: layouts that would break Python, and words that do not belong in it."""
+"""The repository's own rules: layouts that would break Python, modules that grew too long."""
 
 import subprocess
 import sys

@@ -1,0 +1,104 @@
+"""Chat load as people make it: streamed conversations, each turn after the last answer."""
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import openai
+from openai.types.chat import ChatCompletionMessageParam
+
+from harness.prompts import FOLLOW_UPS, OPENINGS, SYSTEM
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One request as its client saw it; times are seconds of the monotonic clock."""
+
+    started: float
+    first_token: float | None
+    finished: float
+    tokens: int
+    error: str | None = None
+
+
+@dataclass
+class ChatLoad:
+    """Keeps `clients` conversations going against one OpenAI-compatible endpoint.
+
+    Nothing is retried: a request that fails is an outcome with an error.
+    """
+
+    url: str
+    model: str
+    clients: int
+    max_tokens: int = 128
+    turns: int = 3
+    seed: int = 0
+    stagger_seconds: float = 0.0
+    outcomes: list[Outcome] = field(default_factory=list)
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self, duration_seconds: float) -> Sequence[Outcome]:
+        """Load the endpoint for a time, let the last answers finish, and give all outcomes."""
+        client = openai.AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=900
+        )
+        self._stopping.clear()
+        async with client, asyncio.TaskGroup() as group:
+            for index in range(self.clients):
+                group.create_task(self._converse(client, random.Random(self.seed * 1000 + index)))
+                await asyncio.sleep(self.stagger_seconds)
+            try:
+                async with asyncio.timeout(duration_seconds):
+                    await self._stopping.wait()
+            except TimeoutError:
+                self._stopping.set()
+        return self.outcomes
+
+    def stop(self) -> None:
+        """Begin no further request; those under way finish."""
+        self._stopping.set()
+
+    @property
+    def failures(self) -> list[Outcome]:
+        """The requests that did not get their whole answer."""
+        return [outcome for outcome in self.outcomes if outcome.error is not None]
+
+    async def _converse(self, client: openai.AsyncOpenAI, chance: random.Random) -> None:
+        while not self._stopping.is_set():
+            messages: list[ChatCompletionMessageParam] = [{"role": "system", "content": SYSTEM}]
+            for turn in range(self.turns):
+                if self._stopping.is_set():
+                    return
+                question = chance.choice(FOLLOW_UPS if turn else OPENINGS)
+                messages.append({"role": "user", "content": question})
+                answer = await self._ask(client, messages)
+                messages.append({"role": "assistant", "content": answer})
+
+    async def _ask(
+        self, client: openai.AsyncOpenAI, messages: Sequence[ChatCompletionMessageParam]
+    ) -> str:
+        started, first, parts, error = time.monotonic(), None, [], None
+        finish_reason = None
+        try:
+            stream = await client.chat.completions.create(
+                model=self.model, messages=messages, max_tokens=self.max_tokens,
+                temperature=0.7, stream=True, extra_body={"ignore_eos": True},
+            )  # fmt: skip
+            async for chunk in stream:
+                if not chunk.choices:
+                    continue
+                choice = chunk.choices[0]
+                finish_reason = choice.finish_reason or finish_reason
+                if choice.delta.content:
+                    first = first or time.monotonic()
+                    parts.append(choice.delta.content)
+            if finish_reason is None:
+                error = "the stream ended before the answer did"
+        except openai.OpenAIError as failure:
+            error = f"{type(failure).__name__}: {failure}"
+            await asyncio.sleep(1)
+        self.outcomes.append(Outcome(started, first, time.monotonic(), len(parts), error))
+        return "".join(parts)
