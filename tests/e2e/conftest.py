@@ -1,0 +1,45 @@
+"""One cluster, one operator, one namespace per test module, real engines."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import chart
+from harness.kube import Kube, wait_for
+from harness.manifests import MODELS_CLAIM
+
+
+@pytest.fixture(scope="session")
+def kube() -> Kube:
+    return Kube()
+
+
+@pytest.fixture(scope="session")
+def operator(kube: Kube) -> None:
+    """The operator of this checkout, installed by its chart."""
+    kube.create_namespace(chart.NAMESPACE)
+    chart.install(kube.kubeconfig, chart.local_values())
+
+
+@pytest.fixture(scope="module")
+def namespace(kube: Kube, operator: None, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A namespace with the models in it; everything in it is deleted afterwards."""
+    name = "e2e-" + request.module.__name__.rpartition("test_")[2].replace("_", "-")
+    kube.create_namespace(name)
+    kube.apply(MODELS_CLAIM, name)
+    yield name
+    kube.run("delete", "kvservings", "--all", "-n", name, "--wait", "--timeout=120s")
+    wait_for(
+        lambda: not kube.objects("pods", name),
+        f"the pods of namespace {name} are gone",
+        timeout_seconds=120,
+    )
+    kube.run("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture(scope="session")
+def cpu_does_fp8() -> bool:
+    """Whether vLLM's CPU attention can keep KV in FP8 here: AVX-512 or AMX."""
+    flags = set(Path("/proc/cpuinfo").read_text().split())
+    return bool(flags & {"avx512f", "amx_tile"})

@@ -1,0 +1,147 @@
+"""The first example from `kubectl apply` to a tuned engine under load, and back to nothing."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from kvserving_tuner.scrape import parse_exposition
+
+from harness.kube import ROOT, Kube, wait_for
+from harness.load import ChatLoad
+from harness.serving import complete, engine_pods, wait_ready
+
+pytestmark = pytest.mark.cluster
+MANIFEST = ROOT / "examples/01-quickstart/kvserving.yaml"
+SPEC = yaml.safe_load(MANIFEST.read_text())
+NAME = SPEC["metadata"]["name"]
+MODEL = SPEC["spec"]["model"]["name"]
+
+
+@pytest.fixture(scope="module")
+def serving(kube: Kube, namespace: str) -> str:
+    kube.apply(MANIFEST, namespace)
+    wait_ready(kube, NAME, namespace)
+    return namespace
+
+
+@pytest.fixture(scope="module")
+def storm(kube: Kube, serving: str) -> Iterator[ChatLoad]:
+    """More conversations than the KV cache holds, for as long as the module's tests run."""
+    load = ChatLoad(
+        kube.service_url(NAME, serving), MODEL, clients=SPEC["spec"]["engine"]["maxNumSeqs"]
+    )
+    thread = threading.Thread(target=lambda: asyncio.run(load.run(duration_seconds=600)))
+    thread.start()
+    yield load
+    load.stop()
+    thread.join(timeout=300)
+    assert not thread.is_alive()
+
+
+def preemptions(kube: Kube, namespace: str) -> float:
+    pod = engine_pods(kube, NAME, namespace)[0]
+    text = httpx.get(f"http://{pod['status']['podIP']}:8000/metrics", timeout=10).text
+    return sum(s.value for s in parse_exposition(text) if s.name == "vllm:num_preemptions_total")
+
+
+def effective_cap(kube: Kube, namespace: str) -> int:
+    status = (kube.get("kvserving", NAME, namespace) or {}).get("status", {})
+    return int(status.get("effective", {}).get("maxActiveSeqs", 0))
+
+
+def test_it_answers_through_the_service(kube: Kube, serving: str) -> None:
+    assert "Paris" in complete(
+        kube.service_url(NAME, serving), MODEL, "The capital of France is", max_tokens=8
+    )
+
+
+def test_kubectl_get_prints_what_a_user_asks_first(kube: Kube, serving: str) -> None:
+    header, row = kube.run("get", "kvs", "-n", serving).splitlines()[:2]
+    columns = ["NAME", "READY", "KV", "SEQS", "MODE", "GATE", "REASON", "AGE"]
+    assert columns == header.split()
+    name, ready, kv, seqs, mode, *_ = row.split()
+    assert (NAME, "True", "bfloat16", "Auto") == (name, ready, kv, mode)
+    assert str(SPEC["spec"]["engine"]["maxNumSeqs"]) == seqs
+
+
+def test_a_preemption_storm_lowers_the_cap_within_30_seconds_and_loses_nothing(
+    kube: Kube, serving: str, storm: ChatLoad
+) -> None:
+    start_cap = effective_cap(kube, serving)
+    wait_for(lambda: preemptions(kube, serving) > 0, "the first preemption", 120, every_seconds=0.5)
+    began = time.monotonic()
+    cap = wait_for(
+        lambda: (now := effective_cap(kube, serving)) < start_cap and now,
+        "the cap is lowered",
+        timeout_seconds=40,
+        every_seconds=0.5,
+    )
+    lowered_after_seconds = time.monotonic() - began
+    assert lowered_after_seconds <= 30, (start_cap, cap)
+    decision = decision_of(kube, serving)
+    assert "PreemptionStorm" == decision["diagnosis"]
+    assert decision["numbers"]
+    assert any("PreemptionStorm" in e["message"] + e["reason"] for e in kube.events(serving, NAME))
+    assert [] == storm.failures
+
+
+def test_under_steady_overload_the_storm_ends_and_the_cap_settles(
+    kube: Kube, serving: str, storm: ChatLoad
+) -> None:
+    def calm() -> bool:
+        before = preemptions(kube, serving)
+        time.sleep(20)
+        return preemptions(kube, serving) == before
+
+    wait_for(calm, "20 seconds without a preemption", timeout_seconds=240)
+    assert len(storm.outcomes) > 0
+    assert [] == storm.failures
+
+
+def test_in_a_calm_window_with_waiting_sequences_the_cap_is_raised_again(
+    kube: Kube, serving: str, storm: ChatLoad
+) -> None:
+    # The long conversations end; short ones queue behind a cap that is now too low for them.
+    storm.stop()
+    low = effective_cap(kube, serving)
+    load = ChatLoad(
+        kube.service_url(NAME, serving), MODEL,
+        clients=SPEC["spec"]["engine"]["maxNumSeqs"], max_tokens=24, turns=1,
+    )  # fmt: skip
+    thread = threading.Thread(target=lambda: asyncio.run(load.run(duration_seconds=240)))
+    thread.start()
+    try:
+        wait_for(lambda: effective_cap(kube, serving) > low, "the cap is raised", 240)
+    finally:
+        load.stop()
+        thread.join(timeout=120)
+    assert [] == load.failures
+
+
+def decision_of(kube: Kube, namespace: str) -> dict[str, Any]:
+    status = (kube.get("kvserving", NAME, namespace) or {})["status"]
+    decision: dict[str, Any] = status["lastDecision"]
+    return decision
+
+
+def test_deleting_it_removes_every_child(kube: Kube, serving: str) -> None:
+    kube.run("delete", "-f", str(MANIFEST), "-n", serving, "--wait", "--timeout=60s")
+    kinds = (
+        "deployments,replicasets,pods,services,serviceaccounts,secrets,configmaps,"
+        "poddisruptionbudgets.policy,networkpolicies.networking.k8s.io"
+    )
+    wait_for(
+        lambda: (
+            ""
+            == kube.run(
+                "get", kinds, "-n", serving, "-l", f"kvserving.dev/serving={NAME}", "-o", "name"
+            )
+        ),
+        "every child is gone",
+        timeout_seconds=120,
+    )
