@@ -1,0 +1,50 @@
+"""Everything the tuner may raise, as one small tree."""
+
+
+class TunerError(Exception):
+    """Base of all errors of this package."""
+
+
+class SettingsError(TunerError):
+    """A setting or a stored state cannot be used."""
+
+
+class RuntimeAPIError(TunerError):
+    """An engine's runtime API did not do what was asked."""
+
+    def __init__(self, target: str, message: str) -> None:
+        """Name the engine in front of the message."""
+        super().__init__(f"{target}: {message}")
+        self.target = target
+        self.message = message
+
+
+class Unreachable(RuntimeAPIError):  # noqa: N818 - named after the state of the engine
+    """The engine did not answer in time, or answered with a server error."""
+
+
+class NoRuntimeAPI(RuntimeAPIError):  # noqa: N818 - likewise
+    """The engine serves, but has no runtime API: a stock image, or the plugin is off."""
+
+
+class Unauthorized(RuntimeAPIError):  # noqa: N818 - likewise
+    """The token was refused, or none was sent."""
+
+
+class Busy(RuntimeAPIError):  # noqa: N818 - likewise
+    """Another change is running on this engine."""
+
+
+class Rejected(RuntimeAPIError):  # noqa: N818 - likewise
+    """The engine refused the change; its settings are as before."""
+
+    def __init__(self, target: str, field: str, expected: str, got: str, message: str) -> None:
+        """Keep the field at fault beside the message."""
+        super().__init__(target, message or f"{field}: expected {expected}, got {got}")
+        self.field = field
+        self.expected = expected
+        self.got = got
+
+
+class BadAnswer(RuntimeAPIError):  # noqa: N818 - likewise
+    """The engine answered with something that is not the runtime API's document."""

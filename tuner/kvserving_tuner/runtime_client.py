@@ -1,0 +1,177 @@
+"""Client of the engine's runtime API: what is in effect, what may change live, the change."""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import httpx
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kvserving_tuner.errors import (
+    BadAnswer,
+    Busy,
+    NoRuntimeAPI,
+    Rejected,
+    Unauthorized,
+    Unreachable,
+)
+from kvserving_tuner.sources.base import EngineTarget
+
+RUNTIME_PATH = "/kvserving/v1/runtime"
+TIMEOUT_SECONDS = 5.0
+"""A change waits for the next engine step, which a long prefill may hold up for seconds."""
+
+
+class _Document(BaseModel):
+    # Engines may be newer than this client: unknown fields are no reason to stop tuning.
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Eviction(_Document):
+    """Eviction policy in effect."""
+
+    policy: str = "None"
+
+
+class Effective(_Document):
+    """Settings in effect now."""
+
+    kv_cache_dtype: str
+    max_active_seqs: int | None = None
+    max_scheduled_tokens: int | None = None
+    eviction: Eviction = Eviction()
+
+
+class KnobRange(_Document):
+    """Bounds within which a knob may change live."""
+
+    minimum: int
+    maximum: int
+
+
+class Capacity(_Document):
+    """What the KV cache holds."""
+
+    kv_cache_tokens: int | None = None
+    blocks: int | None = None
+    block_size: int | None = None
+    bytes_per_token: float | None = None
+    kv_cache_bytes: int | None = None
+    max_concurrency: float | None = None
+
+
+class LastChange(_Document):
+    """The newest change the engine was asked for."""
+
+    change_id: str
+    result: str
+    at: float | str | None = None
+    error: Any = None
+
+
+class RuntimeState(_Document):
+    """One engine's answer, with the name of the target that gave it."""
+
+    target: str
+    api_version: str = "v1"
+    effective: Effective
+    envelope: Mapping[str, Any] = Field(default_factory=dict)
+    capacity: Capacity = Capacity()
+    versions: Mapping[str, str] = Field(default_factory=dict)
+    startup: Mapping[str, Any] = Field(default_factory=dict)
+    last_change: LastChange | None = None
+
+    def range_of(self, field: str) -> KnobRange | None:
+        """Bounds of an integer knob, None if it cannot change live."""
+        try:
+            return KnobRange.model_validate(self.envelope[field])
+        except (KeyError, ValidationError):
+            return None
+
+    @classmethod
+    def of(cls, target: str, document: object) -> Self:
+        """Read an engine's JSON document."""
+        if not isinstance(document, Mapping):
+            raise BadAnswer(target, f"expected a JSON object, got {type(document).__name__}")
+        try:
+            return cls.model_validate({**document, "target": target})
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise BadAnswer(target, f"{where}: {first['msg']}") from error
+
+
+class RuntimeClient:
+    """Reads and changes engines through their runtime API; every failure is a typed error."""
+
+    def __init__(self, client: httpx.AsyncClient, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        self._client = client
+        self._timeout = timeout_seconds
+
+    async def get(self, target: EngineTarget) -> RuntimeState:
+        """What is in effect on `target`."""
+        return await self._call(target, "GET", None)
+
+    async def patch(
+        self, target: EngineTarget, changes: Mapping[str, object], change_id: str
+    ) -> RuntimeState:
+        """Apply `changes` (API field to value), all or nothing; return what is then in effect.
+
+        Repeating a call with the same `change_id` is safe.
+        """
+        return await self._call(target, "PATCH", {**changes, "change_id": change_id})
+
+    async def _call(
+        self, target: EngineTarget, method: str, body: Mapping[str, object] | None
+    ) -> RuntimeState:
+        headers = {"Authorization": f"Bearer {target.token}"} if target.token else {}
+        try:
+            response = await self._client.request(
+                method,
+                target.url.rstrip("/") + RUNTIME_PATH,
+                json=body,
+                headers=headers,
+                timeout=self._timeout,
+            )
+        except httpx.TimeoutException as error:
+            raise Unreachable(target.name, f"no answer within {self._timeout:g} s") from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise Unreachable(target.name, str(error) or type(error).__name__) from error
+        return self._read(target.name, response)
+
+    def _read(self, target: str, response: httpx.Response) -> RuntimeState:
+        try:
+            document = response.json()
+        except ValueError:
+            document = None
+        match response.status_code:
+            case 200:
+                return RuntimeState.of(target, document)
+            case 401 | 403:
+                raise Unauthorized(target, f"the token was refused (HTTP {response.status_code})")
+            case 404:
+                raise NoRuntimeAPI(target, "the engine has no runtime API")
+            case 409:
+                raise Busy(target, "another change is running")
+            case 422:
+                raise _rejection(target, document)
+            case status if status >= 500:
+                raise Unreachable(target, f"HTTP {status}: {_message(document, response)}")
+            case status:
+                raise BadAnswer(target, f"HTTP {status}: {_message(document, response)}")
+
+
+def _rejection(target: str, document: object) -> Rejected:
+    error = document.get("error") if isinstance(document, Mapping) else None
+    detail = error if isinstance(error, Mapping) else {}
+    field, expected, got = (str(detail.get(key, "unknown")) for key in ("field", "expected", "got"))
+    return Rejected(target, field, expected, got, str(detail.get("message", "")))
+
+
+def _message(document: object, response: httpx.Response) -> str:
+    if isinstance(document, Mapping):
+        error = document.get("error", document.get("detail"))
+        if isinstance(error, Mapping):
+            error = error.get("message")
+        if error:
+            return str(error)
+    return response.text[:200]

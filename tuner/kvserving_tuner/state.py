@@ -1,0 +1,71 @@
+"""What the tuner remembers between turns: plain JSON, and enough to go on after a restart."""
+
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kvserving_tuner.decision import DiagnosisKind
+from kvserving_tuner.errors import SettingsError
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+
+class Ceiling(_Frozen):
+    """A cap at which a storm happened, remembered until `until`."""
+
+    sequences: float
+    """Sequences that ran per rank when the storm was seen, or the cap if that was lower."""
+    kv_per_sequence: float | None
+    """Share of the KV cache one running sequence used then; None if unknown."""
+    until: float
+
+
+class Recommendation(_Frozen):
+    """A change that mode Recommend would make, standing since `at`."""
+
+    id: str
+    at: float
+    knob: str
+    from_value: int
+    to_value: int
+    reason: str
+    message: str
+
+
+class TunerState(_Frozen):
+    """Memory of one serving's tuner; times in seconds since the epoch."""
+
+    version: int = 1
+    cap: int | None = None
+    """The cap last decided or adopted."""
+    last_change_at: float | None = None
+    last_raise_at: float | None = None
+    last_storm_at: float | None = None
+    ceiling: Ceiling | None = None
+    backoff_seconds: float | None = None
+    """Current pause between raises after a raise led to a storm; None: none did."""
+    raises_paused_until: float | None = None
+    agreeing: DiagnosisKind | None = None
+    """Diagnosis of the last observations in a row."""
+    agreeing_count: int = Field(default=0, ge=0)
+    agreeing_at: float | None = None
+    """Time of the newest sample counted, so that one observation is not counted twice."""
+    recommendation: Recommendation | None = None
+
+    def to_json(self) -> str:
+        """The state as one line of JSON."""
+        return self.model_dump_json()
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read back what `to_json` wrote; fields of later versions are dropped."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            msg = (
+                f"tuner state: expected the JSON of a TunerState, got {text[:80]!r} "
+                f"({error.error_count()} errors)"
+            )
+            raise SettingsError(msg) from error
