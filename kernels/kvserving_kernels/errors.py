@@ -1,0 +1,27 @@
+"""Every error this package raises on purpose, so that a caller can catch the tree."""
+
+
+class KVServingError(Exception):
+    """Base of the package's errors; its text is meant for the person who runs the engine."""
+
+
+class UnsupportedEngineError(KVServingError):
+    """The installed vLLM, or the way it was started, is one that the plugin has no adapter for."""
+
+
+class UnsupportedKVDTypeError(KVServingError):
+    """The engine was started with a KV dtype that this machine or engine cannot store rightly."""
+
+
+class RuntimeUnavailableError(KVServingError):
+    """The engine core cannot be asked at the moment, or at all in this deployment."""
+
+
+class InvalidChangeError(KVServingError):
+    """A requested change names a wrong field or value; nothing was changed."""
+
+    def __init__(self, field: str, expected: str, got: str) -> None:
+        super().__init__(f"{field}: expected {expected}, got {got}")
+        self.field = field
+        self.expected = expected
+        self.got = got
