@@ -1,0 +1,1 @@
+"""The custom resources: models, validation, conditions, reasons, and what they generate."""

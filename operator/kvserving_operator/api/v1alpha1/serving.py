@@ -1,0 +1,108 @@
+"""KVServing: one served model."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from kvserving_kernels.formats import KVCacheDType
+from kvserving_operator.api.base import ApiModel
+from kvserving_operator.api.metadata import ObjectMeta, ResourceModel
+from kvserving_operator.api.rules import Rule
+from kvserving_operator.api.v1alpha1.engine import EngineSpec
+from kvserving_operator.api.v1alpha1.kv_cache import KVCacheSpec
+from kvserving_operator.api.v1alpha1.model import ModelSpec
+from kvserving_operator.api.v1alpha1.monitoring import MonitoringSpec
+from kvserving_operator.api.v1alpha1.pod_template import ObjectReference, PodTemplateSpec
+from kvserving_operator.api.v1alpha1.rollout import RolloutSpec
+from kvserving_operator.api.v1alpha1.serving_status import KVServingStatus
+from kvserving_operator.api.v1alpha1.tuning import SLOSpec, TuningSpec
+
+# The longest child name is `<name>-engines`, a DNS label of at most 63 characters.
+MAX_NAME_LENGTH = 52
+
+
+def _dtype_allowed(spec: "KVServingSpec") -> bool:
+    allowed = spec.tuning.allowed_dtypes
+    return (
+        allowed is None
+        or spec.kv_cache.dtype is KVCacheDType.AUTO
+        or spec.kv_cache.dtype in allowed
+    )
+
+
+def _knobs_inside(spec: "KVServingSpec") -> bool:
+    return all(
+        bound is None or bound <= spec.engine.max_num_seqs
+        for knob in spec.tuning.knobs
+        for bound in (knob.minimum, knob.maximum)
+    )
+
+
+class KVServingSpec(ApiModel):
+    """What is served, on which engine, and what the tuner may change."""
+
+    rules = (
+        Rule(
+            cel="!has(self.tuning.allowedDtypes) || self.kvCache.dtype == 'auto'"
+            " || self.kvCache.dtype in self.tuning.allowedDtypes",
+            holds=_dtype_allowed,
+            message="must hold spec.kvCache.dtype ({self.kvCache.dtype}), which is served now",
+            field="tuning.allowedDtypes",
+        ),
+        Rule(
+            cel="self.tuning.knobs.all(knob,"
+            " (!has(knob.minimum) || knob.minimum <= self.engine.maxNumSeqs)"
+            " && (!has(knob.maximum) || knob.maximum <= self.engine.maxNumSeqs))",
+            holds=_knobs_inside,
+            message="minimum and maximum of MaxActiveSeqs must be at most"
+            " spec.engine.maxNumSeqs ({self.engine.maxNumSeqs})",
+            field="tuning.knobs",
+        ),
+    )
+
+    model: ModelSpec
+    """The model that is served."""
+    replicas: Annotated[int, Field(ge=0, le=1000)] = 1
+    """Engine pods; an autoscaler may own this through the scale subresource."""
+    engine: EngineSpec
+    """Engine image and start-up settings."""
+    kv_cache: KVCacheSpec = Field(default_factory=KVCacheSpec, json_schema_extra={"default": {}})
+    """Format and eviction of the KV cache."""
+    slo: SLOSpec = Field(default_factory=SLOSpec, json_schema_extra={"default": {}})
+    """Latency targets of the service."""
+    tuning: TuningSpec = Field(default_factory=TuningSpec, json_schema_extra={"default": {}})
+    """What the tuner may change."""
+    rollback_policy_ref: ObjectReference | None = None
+    """KVRollbackPolicy in the same namespace that judges changes; a missing one blocks them with
+    a reason."""
+    monitoring: MonitoringSpec = Field(
+        default_factory=MonitoringSpec, json_schema_extra={"default": {}}
+    )
+    """Source of observations."""
+    rollout: RolloutSpec = Field(default_factory=RolloutSpec, json_schema_extra={"default": {}})
+    """How pods are replaced."""
+    pod_template: PodTemplateSpec = Field(
+        default_factory=PodTemplateSpec, json_schema_extra={"default": {}}
+    )
+    """Placement, resources and credentials of the engine pods."""
+
+
+class KVServing(ResourceModel):
+    """One model served on vLLM with a tuned KV cache."""
+
+    rules = (
+        Rule(
+            cel=f"size(self.metadata.name) <= {MAX_NAME_LENGTH}"
+            " && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+            holds=lambda serving: serving.metadata.is_label(MAX_NAME_LENGTH),
+            message=f"metadata.name must be a DNS label that starts with a letter and has at most"
+            f" {MAX_NAME_LENGTH} characters, since Services carry it",
+        ),
+    )
+
+    metadata: ObjectMeta
+    """Standard object metadata."""
+    spec: KVServingSpec
+    """What the user wants."""
+    status: KVServingStatus = Field(default_factory=KVServingStatus)
+    """What the operator observed and decided."""

@@ -1,0 +1,174 @@
+"""KVTrial: one change under test; its status is the audit trail of the test."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from kvserving_kernels.formats import KVCacheDType
+from kvserving_operator.api.base import (
+    ApiModel,
+    CamelCaseText,
+    Count,
+    DecimalText,
+    Generation,
+    StatusModel,
+    Text,
+    Timestamp,
+    map_by,
+)
+from kvserving_operator.api.conditions import Condition
+from kvserving_operator.api.metadata import ResourceModel
+from kvserving_operator.api.rules import Rule
+from kvserving_operator.api.v1alpha1.kv_cache import EvictionSpec
+from kvserving_operator.api.v1alpha1.pod_template import ObjectReference
+from kvserving_operator.api.v1alpha1.policy import KVRollbackPolicySpec
+
+
+class RequestedBy(StrEnum):
+    """Who asked for a trial."""
+
+    TUNER = "Tuner"
+    USER = "User"
+    SPEC = "Spec"
+
+
+class TrialState(StrEnum):
+    """Where a trial stands."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    PAUSED = "Paused"
+    PROMOTING = "Promoting"
+    ROLLING_BACK = "RollingBack"
+    FINISHED = "Finished"
+
+
+class Verdict(StrEnum):
+    """How a trial ended."""
+
+    PROMOTED = "Promoted"
+    ROLLED_BACK = "RolledBack"
+    INCONCLUSIVE = "Inconclusive"
+    VOID = "Void"
+    FAILED = "Failed"
+
+
+class ChangeSpec(ApiModel):
+    """Settings of the candidate; what is unset stays as it is."""
+
+    rules = (
+        Rule(
+            cel="has(self.kvCacheDtype) || has(self.eviction) || has(self.maxActiveSeqs)"
+            " || has(self.engineImage) || has(self.modelRevision)",
+            holds=lambda change: bool(change.model_fields_set),
+            message="expected at least one of kvCacheDtype, eviction, maxActiveSeqs, engineImage"
+            " and modelRevision",
+        ),
+    )
+
+    kv_cache_dtype: KVCacheDType | None = None
+    """KV dtype of the candidate."""
+    eviction: EvictionSpec | None = None
+    """Eviction of the candidate."""
+    max_active_seqs: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    """Cap on running sequences in one candidate pod."""
+    engine_image: (
+        Annotated[
+            str,
+            StringConstraints(
+                min_length=1, max_length=512, pattern=r"^[a-z0-9][A-Za-z0-9._/:@-]*$"
+            ),
+        ]
+        | None
+    ) = None
+    """Engine image of the candidate."""
+    model_revision: (
+        Annotated[
+            str,
+            StringConstraints(
+                min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
+            ),
+        ]
+        | None
+    ) = None
+    """Model revision of the candidate."""
+
+
+class KVTrialSpec(ApiModel):
+    """The change and the rule that judges it; fixed at creation."""
+
+    serving_ref: ObjectReference
+    """KVServing in the same namespace that is changed."""
+    serving_generation: Generation | None = None
+    """Generation of the KVServing that the trial belongs to; an edit of the changed field
+    voids it."""
+    change: ChangeSpec
+    """Settings of the candidate."""
+    policy: KVRollbackPolicySpec = Field(
+        default_factory=KVRollbackPolicySpec, json_schema_extra={"default": {}}
+    )
+    """Copy of the policy as it was when the trial began."""
+    requested_by: RequestedBy = RequestedBy.USER
+    """Who asked for the trial."""
+
+
+class TrialEvidence(StatusModel):
+    """One guard or probe of a trial."""
+
+    name: CamelCaseText
+    """What was judged."""
+    outcome: CamelCaseText
+    """Passed, Failed or Inconclusive."""
+    value: DecimalText | None = None
+    """Measured value, in the unit that the name states."""
+    threshold: DecimalText | None = None
+    """Bound that the value is held against."""
+    lower: DecimalText | None = None
+    """Lower end of the interval that holds the value."""
+    upper: DecimalText | None = None
+    """Upper end of the interval that holds the value."""
+    samples: Count | None = None
+    """Samples behind the value."""
+    e_value: DecimalText | None = None
+    """Evidence against the null hypothesis; larger is stronger."""
+    reason: CamelCaseText | None = None
+    """Machine-readable cause of the outcome."""
+
+
+class KVTrialStatus(StatusModel):
+    """Progress and outcome of the trial."""
+
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=16), map_by("type")] = ()
+    """Accepted."""
+    observed_generation: Generation | None = None
+    """Generation of the spec that the status describes."""
+    state: TrialState | None = None
+    """Where the trial stands."""
+    summary: Text | None = None
+    """The change in words, such as `KVCacheDtype bfloat16 -> fp8_e4m3`."""
+    step: Count | None = None
+    """Step that runs, counted from 0."""
+    step_percent: Annotated[int, Field(ge=0, le=100)] | None = None
+    """Share of traffic that the step asks for, in percent."""
+    started_at: Timestamp | None = None
+    """When the candidate first served, RFC 3339."""
+    finished_at: Timestamp | None = None
+    """When the verdict was reached, RFC 3339."""
+    verdict: Verdict | None = None
+    """How the trial ended."""
+    reason: CamelCaseText | None = None
+    """Machine-readable cause of the verdict."""
+    message: Text | None = None
+    """One sentence with the numbers behind the verdict."""
+    evidence: Annotated[tuple[TrialEvidence, ...], Field(max_length=64), map_by("name")] = ()
+    """Guards and probes with their numbers."""
+
+
+class KVTrial(ResourceModel):
+    """One change under test."""
+
+    spec: KVTrialSpec
+    """The change and the rule that judges it."""
+    status: KVTrialStatus = Field(default_factory=KVTrialStatus)
+    """Progress and outcome."""
