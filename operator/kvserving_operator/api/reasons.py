@@ -13,7 +13,7 @@ class _Explained(StrEnum):
 
     sentence: str
 
-    def __new__(cls, value: str, sentence: str) -> Self:
+    def __new__(cls, value: str, sentence: str = "") -> Self:
         member = str.__new__(cls, value)
         member._value_ = value
         member.sentence = sentence
