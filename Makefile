@@ -17,7 +17,7 @@ help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 demo: up ## Serve a real model on a local cluster, load it, and watch the tuner work
-	$(BIN)/python hack/demo
+	PYTHONPATH=hack $(BIN)/python hack/testenv.py $(BIN)/python -m demo
 
 test: lint unit e2e ## Lint, types, unit tests, CRDs and end-to-end tests on a real cluster
 

@@ -92,8 +92,6 @@ def test_a_kv_dtype_rolls_once_and_status_shows_what_the_engine_reports(
 
 def test_an_edit_that_changes_no_pod_rolls_nothing(kube: Kube, serving: str) -> None:
     before = revision(kube, serving)
-    kube.patch("kvserving", NAME, serving, {"spec": {"slo": {"tpotMilliseconds": 400}}})
-    wait_ready(kube, NAME, serving)
     kube.patch("kvserving", NAME, serving, {"spec": {"tuning": {"mode": "Recommend"}}})
     wait_ready(kube, NAME, serving)
     assert before == revision(kube, serving)

@@ -1,0 +1,98 @@
+"""`make demo`: serve a real model on a cluster, load it, watch the tuner, and compare."""
+
+import argparse
+import asyncio
+import sys
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from demo.show import Show
+from demo.summary import table
+from harness import chart
+from harness.errors import HarnessError
+from harness.kube import ROOT, Kube
+from harness.manifests import MODELS_CLAIM
+from harness.serving import complete, wait_ready
+
+MANIFEST = ROOT / "examples/01-quickstart/kvserving.yaml"
+NAMESPACE = "demo"
+
+
+def main() -> int:
+    """Run the demo; give the exit code."""
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser.add_argument(
+        "--phase-seconds", type=float, default=60, help="length of each measured phase"
+    )
+    arguments = parser.parse_args()
+    console = Console()
+    try:
+        _run(console, arguments.phase_seconds)
+    except HarnessError as error:
+        console.print(f"[bold red]The demo stopped:[/] {error}")
+        return 1
+    return 0
+
+
+def _run(console: Console, phase_seconds: float) -> None:
+    kube = Kube()
+    manifest: dict[str, Any] = yaml.safe_load(MANIFEST.read_text())
+    name, model = manifest["metadata"]["name"], manifest["spec"]["model"]["name"]
+
+    console.rule("Install the operator with its Helm chart")
+    chart.install(kube.kubeconfig, chart.local_values())
+    console.print(kube.run("get", "deployment", "-n", chart.NAMESPACE).rstrip())
+
+    console.rule(f"kubectl apply -f {MANIFEST.relative_to(ROOT)}")
+    kube.create_namespace(NAMESPACE)
+    kube.apply(MODELS_CLAIM, NAMESPACE)
+    # A demo that was stopped half-way left its settings behind: begin from the manifest.
+    kube.run(
+        "delete",
+        "kvserving",
+        name,
+        "-n",
+        NAMESPACE,
+        "--ignore-not-found",
+        "--wait",
+        timeout_seconds=180,
+    )
+    console.print(kube.apply(MANIFEST, NAMESPACE).rstrip())
+    with console.status("The engine loads the model …"):
+        wait_ready(kube, name, NAMESPACE)
+    url = kube.service_url(name, NAMESPACE)
+    answer = complete(url, model, "The capital of France is", max_tokens=8)
+    console.print(kube.run("get", "kvs", "-n", NAMESPACE).rstrip())
+    console.print(f'"The capital of France is" … [bold]{answer.strip()}[/]')
+
+    console.rule("Chat load; the KV cache is too small for it")
+    show = Show(
+        kube, console, name, NAMESPACE, model, clients=manifest["spec"]["engine"]["maxNumSeqs"]
+    )
+    result = asyncio.run(show.run(phase_seconds))
+    console.print(
+        table(result.before, result.after, result.cap_before, result.cap_after, result.lost)
+    )
+    _look_around(console, kube, name)
+    if result.lost:
+        msg = f"{result.lost} requests failed; the first: {result.first_error}"
+        raise HarnessError(msg)
+
+
+def _look_around(console: Console, kube: Kube, name: str) -> None:
+    console.rule("Look around")
+    console.print(
+        f"export KUBECONFIG={kube.kubeconfig}\n"
+        f"kubectl get kvs -n {NAMESPACE}\n"
+        f"kubectl describe kvs {name} -n {NAMESPACE}      # conditions, last decision, Events\n"
+        f"kubectl logs -n {chart.NAMESPACE} deployment/kvserving-operator   # audit lines in JSON\n"
+        f"kubectl edit kvs {name} -n {NAMESPACE}          # for example spec.tuning.mode: Recommend\n"
+        "make down                                  # takes the cluster away; caches stay",
+        highlight=False,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
