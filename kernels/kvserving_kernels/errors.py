@@ -25,3 +25,12 @@ class InvalidChangeError(KVServingError):
         self.field = field
         self.expected = expected
         self.got = got
+
+    def to_json(self) -> dict[str, str]:
+        """As the runtime API answers it."""
+        return {
+            "field": self.field,
+            "expected": self.expected,
+            "got": self.got,
+            "message": str(self),
+        }

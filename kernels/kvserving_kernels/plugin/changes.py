@@ -1,0 +1,84 @@
+"""Validation of a requested change: a JSON document in, a change within the envelope out.
+
+Pure, and without any web framework, because it runs in the engine core, which knows the true
+bounds, and not where the request arrived.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from kvserving_kernels.errors import InvalidChangeError
+
+KNOBS: Final = ("kv_cache_dtype", "max_active_seqs", "max_scheduled_tokens", "eviction")
+"""Settings that the API names; those missing from an engine's envelope need a restart there."""
+
+_CHANGE_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+_SHOWN_CHARACTERS: Final = 80
+
+
+@dataclass(frozen=True)
+class IntegerRange:
+    """The integers that a knob takes, both ends included."""
+
+    minimum: int
+    maximum: int
+
+    def __contains__(self, value: object) -> bool:
+        # JSON's true is no number, though Python's is.
+        return type(value) is int and self.minimum <= value <= self.maximum
+
+    def __str__(self) -> str:
+        return f"an integer from {self.minimum} to {self.maximum}"
+
+    def to_json(self) -> dict[str, int]:
+        """As the API's `envelope` shows it."""
+        return {"minimum": self.minimum, "maximum": self.maximum}
+
+
+Envelope = Mapping[str, IntegerRange]
+"""The knobs that may change live on an engine, each with the values it takes."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A valid change: what to set, under the caller's name for it."""
+
+    change_id: str
+    values: Mapping[str, int]
+
+
+def parse_change(document: object, envelope: Envelope) -> Change:
+    """Read a PATCH document; raises InvalidChangeError with the first field at fault."""
+    if not isinstance(document, Mapping):
+        raise InvalidChangeError("body", "a JSON object", _shown(document))
+    change_id = document.get("change_id")
+    if not isinstance(change_id, str) or not _CHANGE_ID.fullmatch(change_id):
+        expected = f"1 to 128 characters matching {_CHANGE_ID.pattern}"
+        raise InvalidChangeError("change_id", expected, _shown(change_id))
+    values: dict[str, int] = {}
+    for field, value in document.items():
+        if field == "change_id":
+            continue
+        if field not in KNOBS:
+            expected = f"one of change_id, {', '.join(KNOBS)}"
+            raise InvalidChangeError(str(field), expected, "an unknown field")
+        allowed = envelope.get(field)
+        if allowed is None:
+            expected = "no live change: this setting is restart class on this engine"
+            raise InvalidChangeError(field, expected, _shown(value))
+        if value not in allowed:
+            raise InvalidChangeError(field, str(allowed), _shown(value))
+        values[field] = value
+    if not values:
+        expected = f"at least one of {', '.join(envelope)}"
+        raise InvalidChangeError("body", expected, "no setting")
+    return Change(change_id, MappingProxyType(values))
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, default=repr)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"

@@ -1,0 +1,108 @@
+"""Applies changes inside the engine core: one at a time, all or nothing, each id once.
+
+The core calls this between two engine steps, so a change is never seen half done. It lives in the
+core and not in the HTTP server because there may be several servers, but the core is one.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Final, Protocol
+
+from kvserving_kernels.errors import InvalidChangeError
+from kvserving_kernels.plugin.changes import Change, parse_change
+from kvserving_kernels.plugin.document import EngineState, LastChange, render
+
+REMEMBERED_CHANGES: Final = 256
+"""Change ids kept for idempotence; a client repeats within seconds, so a few would do."""
+
+
+class Engine(Protocol):
+    """What an adapter offers of its vLLM version."""
+
+    def state(self) -> EngineState:
+        """Read the running engine."""
+        ...
+
+    def get(self, knob: str) -> int:
+        """Value in force of a live knob."""
+        ...
+
+    def set(self, knob: str, value: int) -> None:
+        """Set a live knob; a raised error means that the knob may be in either state."""
+        ...
+
+
+class Outcome(StrEnum):
+    """What became of a request to change."""
+
+    APPLIED = "Applied"
+    REPEATED = "Repeated"
+    INVALID = "Invalid"
+    FAILED = "Failed"
+
+
+class RuntimeController:
+    """The engine core's end of the runtime API. Answers are plain values: they cross processes."""
+
+    def __init__(self, engine: Engine, now: Callable[[], datetime]) -> None:
+        self._engine = engine
+        self._now = now
+        self._applied: OrderedDict[str, Mapping[str, int]] = OrderedDict()
+        self._last: LastChange | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """The runtime document."""
+        return render(self._engine.state(), self._last)
+
+    def apply(self, document: object) -> dict[str, Any]:
+        """Apply a change; `outcome` says how it went, `runtime` or `error` says the rest."""
+        try:
+            change = parse_change(document, self._engine.state().envelope)
+            repeated = self._is_repeated(change)
+        except InvalidChangeError as error:
+            return {"outcome": Outcome.INVALID.value, "error": error.to_json()}
+        if repeated:
+            return {"outcome": Outcome.REPEATED.value, "runtime": self.describe()}
+        problem = self._set_all(change)
+        at = self._now().astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        if problem is not None:
+            self._last = LastChange(change.change_id, Outcome.FAILED.value, at, problem)
+            return {"outcome": Outcome.FAILED.value, "error": {"message": problem}}
+        self._remember(change)
+        self._last = LastChange(change.change_id, Outcome.APPLIED.value, at)
+        return {
+            "outcome": Outcome.APPLIED.value,
+            "changed": sorted(change.values),
+            "runtime": self.describe(),
+        }
+
+    def _is_repeated(self, change: Change) -> bool:
+        earlier = self._applied.get(change.change_id)
+        if earlier is None:
+            return False
+        if earlier != change.values:
+            raise InvalidChangeError(
+                "change_id",
+                f"an id of its own, or the change it named before ({dict(earlier)})",
+                f"{change.change_id!r} with {dict(change.values)}",
+            )
+        return True
+
+    def _remember(self, change: Change) -> None:
+        self._applied[change.change_id] = change.values
+        while len(self._applied) > REMEMBERED_CHANGES:
+            self._applied.popitem(last=False)
+
+    def _set_all(self, change: Change) -> str | None:
+        before = {knob: self._engine.get(knob) for knob in change.values}
+        try:
+            for knob, value in change.values.items():
+                self._engine.set(knob, value)
+        # Whatever a knob raises, the engine must serve on with what it had.
+        except Exception as error:
+            for knob, value in before.items():
+                self._engine.set(knob, value)
+            return f"{type(error).__name__}: {error}; the settings from before are in force"
+        return None

@@ -1,0 +1,75 @@
+"""The HTTP server's side of the engine core: ask it, with a limit on the wait.
+
+The core answers between two steps. A long prefill may hold an answer up for seconds, a hung core
+for ever, so every question has a time-out and says so instead of blocking a caller.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol
+
+from kvserving_kernels.errors import RuntimeUnavailableError
+
+ANSWER_SECONDS: Final = 20.0
+"""How long the core may take to answer; a step of the largest batch on a small CPU takes a few."""
+
+Call = Callable[..., Awaitable[Any]]
+"""Calls a method of the engine core by name."""
+
+
+class EngineLink(Protocol):
+    """What the HTTP API needs of the engine core."""
+
+    async def describe(self) -> dict[str, Any]:
+        """The runtime document; raises RuntimeUnavailableError."""
+        ...
+
+    async def apply(self, document: object) -> dict[str, Any]:
+        """The controller's answer to a change; raises RuntimeUnavailableError."""
+        ...
+
+
+class CoreLink:
+    """An engine core that answers by method name."""
+
+    def __init__(self, call: Call, answer_seconds: float = ANSWER_SECONDS) -> None:
+        self._call = call
+        self._answer_seconds = answer_seconds
+
+    async def describe(self) -> dict[str, Any]:
+        """The runtime document."""
+        answer: dict[str, Any] = await self._ask("kvserving_describe")
+        return answer
+
+    async def apply(self, document: object) -> dict[str, Any]:
+        """The controller's answer to a change."""
+        answer: dict[str, Any] = await self._ask("kvserving_apply", document)
+        return answer
+
+    async def _ask(self, method: str, *arguments: object) -> Any:
+        try:
+            async with asyncio.timeout(self._answer_seconds):
+                return await self._call(method, *arguments)
+        except TimeoutError as error:
+            raise RuntimeUnavailableError(
+                f"the engine core has not answered within {self._answer_seconds:g} s; "
+                "a change may still be carried out: repeat it with the same change_id"
+            ) from error
+        # vLLM reports a dead core, and whatever the core raised, as bare exceptions.
+        except Exception as error:
+            raise RuntimeUnavailableError(f"the engine core cannot answer: {error}") from error
+
+
+class RefusedLink:
+    """Stands for a deployment in which one answer for the engine would be wrong."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    async def describe(self) -> dict[str, Any]:
+        """Raise the reason."""
+        raise RuntimeUnavailableError(self.reason)
+
+    async def apply(self, document: object) -> dict[str, Any]:
+        """Raise the reason."""
+        raise RuntimeUnavailableError(self.reason)

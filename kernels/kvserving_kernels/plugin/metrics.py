@@ -1,0 +1,74 @@
+"""The plugin's own metrics, on the registry that the engine's /metrics shows.
+
+`vllm:cache_config_info` does not serve: its dtype label is the flag (`auto`), set once at start.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
+
+# With several API servers, the one that saw the newest change knows best.
+_MODE: Final[Literal["mostrecent"]] = "mostrecent"
+
+
+class RuntimeMetrics:
+    """Gauges follow the runtime document; counters count changes and readiness completions."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._info = Gauge(
+            "kvserving:kv_cache_info",
+            "KV cache in effect (constant 1).",
+            ("dtype", "eviction", "block_size"),
+            registry=registry,
+            multiprocess_mode=_MODE,
+        )
+        self._max_active_seqs = Gauge(
+            "kvserving:max_active_seqs",
+            "Most sequences that run at once, in effect.",
+            registry=registry,
+            multiprocess_mode=_MODE,
+        )
+        self._changes = Counter(
+            "kvserving:changes",
+            "Requests to change a setting live.",
+            ("knob", "result"),
+            registry=registry,
+        )
+        self._completions = Counter(
+            "kvserving:ready_completions",
+            "One-token completions made to prove readiness; not in the engine's own statistics.",
+            ("result",),
+            registry=registry,
+        )
+        self._info_labels: tuple[str, str, str] | None = None
+
+    def show(self, document: Mapping[str, Any]) -> None:
+        """Follow a runtime document."""
+        effective, capacity = document["effective"], document["capacity"]
+        labels = (
+            str(effective["kv_cache_dtype"]),
+            str(effective["eviction"]["policy"]),
+            str(capacity["block_size"]),
+        )
+        if self._info_labels is not None and self._info_labels != labels:
+            self._retire(*self._info_labels)
+        self._info_labels = labels
+        self._info.labels(*labels).set(1)
+        self._max_active_seqs.set(effective["max_active_seqs"])
+
+    def count_change(self, knob: str, result: str) -> None:
+        """Count a request to change `knob`."""
+        self._changes.labels(knob, result).inc()
+
+    def count_completion(self, succeeded: bool) -> None:
+        """Count a completion made to prove readiness."""
+        self._completions.labels("Succeeded" if succeeded else "Failed").inc()
+
+    def _retire(self, *labels: str) -> None:
+        # Files shared between processes cannot drop a series, only zero it.
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+            self._info.labels(*labels).set(0)
+        else:
+            self._info.remove(*labels)
