@@ -189,7 +189,7 @@ def _nothing(target: str, reason: str) -> EngineObservation:
 
 
 def _name_problems(target: str, newest: Snapshot) -> list[Problem]:
-    if not newest.engine_samples and not newest.ranks:
+    if not newest.engine_samples:
         return [
             Problem(ProblemReason.METRICS_MISSING, target, "answers, but exports no vLLM metrics")
         ]
