@@ -88,18 +88,6 @@ def map_by(*keys: str) -> _SchemaKeys:
     return _SchemaKeys(x_kubernetes_list_type="map", x_kubernetes_list_map_keys=list(keys))
 
 
-def unique_by(attribute: str, field: str) -> Checked:
-    """Check offline what the API server enforces through `listMapKeys`."""
-
-    def holds(entries: Any) -> bool:
-        values = [getattr(entry, attribute) for entry in entries]
-        return len(values) == len(set(values))
-
-    return _OfflineOnly(
-        Rule(cel="true", holds=holds, message=f"entries must differ in their {field}")
-    )
-
-
 class _OfflineOnly(Checked):
     """Rules that the schema states by other means."""
 
@@ -107,6 +95,27 @@ class _OfflineOnly(Checked):
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         return handler(schema)
+
+
+def unique_by(attribute: str) -> Checked:
+    """Check offline what the API server enforces through `listMapKeys`."""
+
+    def holds(entries: Any) -> bool:
+        values = [getattr(entry, attribute) for entry in entries]
+        return len(values) == len(set(values))
+
+    message = f"entries must differ in their {to_camel(attribute)}"
+    return _OfflineOnly(Rule(cel="", holds=holds, message=message))
+
+
+# What the API server enforces through the list type `set`.
+Unique = _OfflineOnly(
+    Rule(
+        cel="",
+        holds=lambda entries: len(set(entries)) == len(entries),
+        message="entries must differ",
+    )
+)
 
 
 def _quantity_text(value: Any) -> Any:

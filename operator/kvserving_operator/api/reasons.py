@@ -117,7 +117,6 @@ class Reason(_Explained):
         "RuntimeRejected",
         "The engine refused a live change; the former setting serves on.",
     )
-    CHANGE_LIMIT_REACHED = "ChangeLimitReached", "The day's limit of changes is used up."
     # RolledBack
     NOT_ROLLED_BACK = "NotRolledBack", "The settings in force are those of the spec."
     TRIAL_ROLLED_BACK = "TrialRolledBack", "A trial of the spec's setting failed and was undone."

@@ -73,6 +73,7 @@ def owner_of(argument: str) -> str | None:
 
 
 _CEL_FLAG = "self.split('=')[0].split('.')[0].replace('_', '-')"
+_CEL_FLAGS = "[" + ", ".join(map(cel_string, OWNED_FLAGS)) + "]"
 _CEL_PAIRS = (
     "["
     + ", ".join(f"[{cel_string(flag)}, {cel_string(owner)}]" for flag, owner in OWNED_FLAGS.items())
@@ -89,7 +90,7 @@ ExtraArg = Annotated[
             message='expected one flag of the form --flag or --flag=value, got "{self}"',
         ),
         Rule(
-            cel=f"!{_CEL_PAIRS}.exists(pair, pair[0].startsWith({_CEL_FLAG}))",
+            cel=f"!{_CEL_FLAGS}.exists(flag, flag.startsWith({_CEL_FLAG}))",
             holds=lambda argument: owner_of(argument) is None,
             message="this flag belongs to a typed field or to the operator",
             message_cel=f"'\"' + self + '\" belongs to ' + {_CEL_PAIRS}"

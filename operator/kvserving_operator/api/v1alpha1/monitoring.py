@@ -56,7 +56,8 @@ class MonitoringSpec(ApiModel):
 
     source: MonitoringSource = MonitoringSource.DIRECT
     """Direct scrapes each engine's own metrics, Prometheus queries a server."""
-    scrape_interval_seconds: Annotated[int, Field(ge=1, le=60)] = 5
-    """Pause between two observations, in seconds."""
+    scrape_interval_seconds: Annotated[int, Field(ge=1, le=6)] = 5
+    """Pause between two observations, in seconds; at most 6, since a preemption storm must show in
+    three of them within 20 seconds."""
     prometheus: PrometheusSpec | None = None
     """The server behind source Prometheus."""

@@ -133,12 +133,10 @@ class PodTemplateSpec(ApiModel):
         tuple[ObjectReference, ...],
         Field(max_length=16),
         map_by("name"),
-        unique_by("name", "name"),
+        unique_by("name"),
     ] = ()
     """Secrets with registry credentials."""
-    env: Annotated[
-        tuple[EnvVar, ...], Field(max_length=64), map_by("name"), unique_by("name", "name")
-    ] = ()
+    env: Annotated[tuple[EnvVar, ...], Field(max_length=64), map_by("name"), unique_by("name")] = ()
     """Environment variables of the engine, such as download tokens from Secrets."""
     resources: Resources = Field(default_factory=Resources, json_schema_extra={"default": {}})
     """Compute resources of the engine container."""

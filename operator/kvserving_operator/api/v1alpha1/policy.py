@@ -63,8 +63,7 @@ class ABSpec(ApiModel):
         Atomic,
         Checked(
             Rule(
-                cel="self.all(step, self.filter(other, other <= step).size()"
-                " == self.indexOf(step) + 1)",
+                cel="self.isSorted() && self.all(step, self.exists_one(other, other == step))",
                 holds=_rising,
                 message="shares must rise from step to step",
             )

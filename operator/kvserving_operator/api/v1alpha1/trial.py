@@ -98,6 +98,15 @@ class ChangeSpec(ApiModel):
 class KVTrialSpec(ApiModel):
     """The change and the rule that judges it; fixed at creation."""
 
+    rules = (
+        Rule(
+            cel="self == oldSelf",
+            # Only the API server knows the former object.
+            holds=lambda _: True,
+            message="a trial is fixed at creation: create another KVTrial for another change",
+        ),
+    )
+
     serving_ref: ObjectReference
     """KVServing in the same namespace that is changed."""
     serving_generation: Generation | None = None

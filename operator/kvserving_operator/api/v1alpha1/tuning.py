@@ -6,8 +6,16 @@ from typing import Annotated
 from pydantic import Field
 
 from kvserving_kernels.formats import KVCacheDType
-from kvserving_operator.api.base import ApiModel, AsSet, Milliseconds, Seconds, map_by, unique_by
-from kvserving_operator.api.rules import Checked, Rule
+from kvserving_operator.api.base import (
+    ApiModel,
+    AsSet,
+    Milliseconds,
+    Seconds,
+    Unique,
+    map_by,
+    unique_by,
+)
+from kvserving_operator.api.rules import Rule
 
 
 class SLOSpec(ApiModel):
@@ -79,7 +87,7 @@ class TuningSpec(ApiModel):
         tuple[KnobSpec, ...],
         Field(min_length=1, max_length=16),
         map_by("name"),
-        unique_by("name", "name"),
+        unique_by("name"),
     ] = (KnobSpec(name=KnobName.MAX_ACTIVE_SEQS),)
     """Settings the tuner may move, with their bounds."""
     allowed_dtypes: (
@@ -87,13 +95,7 @@ class TuningSpec(ApiModel):
             tuple[KVCacheDType, ...],
             Field(min_length=1, max_length=16),
             AsSet,
-            Checked(
-                Rule(
-                    cel="self.all(dtype, self.exists_one(other, other == dtype))",
-                    holds=lambda dtypes: len(set(dtypes)) == len(dtypes),
-                    message="entries must differ",
-                )
-            ),
+            Unique,
         ]
         | None
     ) = None
