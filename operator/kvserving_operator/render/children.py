@@ -1,0 +1,139 @@
+"""Everything a KVServing owns besides its pods and their template."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kvserving_operator.api.v1alpha1 import KVServingSpec
+from kvserving_operator.kinds import Kind
+from kvserving_operator.render.names import (
+    ENGINE_PORT,
+    IMAGE_ANNOTATION,
+    INPUTS_ANNOTATION,
+    STABLE,
+    TRACK_LABEL,
+    ServingRef,
+)
+
+Manifest = dict[str, Any]
+
+ROLLOUT_DEADLINE_SECONDS = 3600
+"""The Deployment's own deadline; the operator judges roll-outs itself and earlier."""
+SETTLE_SECONDS = 5
+"""How long a new pod is Ready before the next old one may go: endpoints need a moment to spread."""
+
+
+def deployment(
+    ref: ServingRef,
+    template: Mapping[str, Any],
+    spec: KVServingSpec,
+    replicas: int,
+    inputs_hash: str,
+    image: str,
+) -> Manifest:
+    """Deployment of the engines; by default it replaces pods: a spare GPU is rare."""
+    metadata = ref.metadata(ref.name)
+    # Enough to tell, should the ConfigMap with the templates be lost, what this template was made
+    # from.
+    metadata["annotations"] = {INPUTS_ANNOTATION: inputs_hash, IMAGE_ANNOTATION: image}
+    return _object(
+        Kind.Deployment,
+        metadata,
+        spec={
+            "replicas": replicas,
+            "selector": {"matchLabels": dict(ref.selector)},
+            "strategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {
+                    "maxSurge": spec.rollout.max_surge,
+                    "maxUnavailable": spec.rollout.max_unavailable,
+                },
+            },
+            "minReadySeconds": SETTLE_SECONDS,
+            "progressDeadlineSeconds": ROLLOUT_DEADLINE_SECONDS,
+            "revisionHistoryLimit": 2,
+            "template": dict(template),
+        },
+    )
+
+
+def children(ref: ServingRef) -> tuple[Manifest, ...]:
+    """Children that depend on nothing but the name, in the order in which pods need them."""
+    return (
+        _object(Kind.ServiceAccount, ref.metadata(ref.name), automountServiceAccountToken=False),
+        _service(ref),
+        _engines_service(ref),
+        _disruption_budget(ref),
+        _network_policy(ref),
+    )
+
+
+def token_secret(ref: ServingRef, new_token: Callable[[], str]) -> Manifest:
+    """Secret with a fresh token; made once, as running engines keep the one they began with."""
+    return _object(
+        Kind.Secret,
+        ref.metadata(ref.token_secret),
+        type="Opaque",
+        stringData={"token": new_token()},
+    )
+
+
+def _service(ref: ServingRef) -> Manifest:
+    """Users' way in: Ready pods on the stable track."""
+    return _object(
+        Kind.Service,
+        ref.metadata(ref.name),
+        spec={
+            "type": "ClusterIP",
+            "selector": {**ref.selector, TRACK_LABEL: STABLE},
+            "ports": [_port()],
+        },
+    )
+
+
+def _engines_service(ref: ServingRef) -> Manifest:
+    """Scrapers' way to every engine, also one that is loading or under test."""
+    return _object(
+        Kind.Service,
+        ref.metadata(ref.engines_service),
+        spec={
+            "type": "ClusterIP",
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": dict(ref.selector),
+            "ports": [_port()],
+        },
+    )
+
+
+def _disruption_budget(ref: ServingRef) -> Manifest:
+    """One engine at a time may be evicted; a single replica still lets its node be drained."""
+    return _object(
+        Kind.PodDisruptionBudget,
+        ref.metadata(ref.name),
+        spec={"maxUnavailable": 1, "selector": {"matchLabels": dict(ref.selector)}},
+    )
+
+
+def _network_policy(ref: ServingRef) -> Manifest:
+    """Only the engine's port, from anywhere: users and gateways may live in any namespace.
+
+    The runtime API shares that port and is protected by its token; every other port of the pod is
+    closed.
+    """
+    return _object(
+        Kind.NetworkPolicy,
+        ref.metadata(ref.name),
+        spec={
+            "podSelector": {"matchLabels": dict(ref.selector)},
+            "policyTypes": ["Ingress"],
+            "ingress": [{"ports": [{"protocol": "TCP", "port": ENGINE_PORT}]}],
+        },
+    )
+
+
+def _port() -> dict[str, Any]:
+    return {"name": "http", "port": ENGINE_PORT, "protocol": "TCP", "targetPort": "http"}
+
+
+def _object(kind: Kind, metadata: dict[str, object], **fields: Any) -> Manifest:
+    return {"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata, **fields}

@@ -1,0 +1,94 @@
+"""Names and labels of everything a KVServing owns."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvserving_operator.kinds import API_GROUP, API_VERSION, Kind
+
+ENGINE_CONTAINER = "engine"
+PREFLIGHT_CONTAINER = "preflight"
+ENGINE_PORT = 8000
+SETTINGS_GATE = f"{API_GROUP}/settings-applied"
+"""Readiness gate of engine pods: promoted live values have been applied to this pod."""
+
+MANAGED_BY = {"app.kubernetes.io/managed-by": "kvserving"}
+SERVING_LABEL = f"{API_GROUP}/serving"
+TRACK_LABEL = f"{API_GROUP}/track"
+REVISION_LABEL = f"{API_GROUP}/revision"
+INPUTS_ANNOTATION = f"{API_GROUP}/inputs-hash"
+IMAGE_ANNOTATION = f"{API_GROUP}/pinned-image"
+RETRY_ANNOTATION = f"{API_GROUP}/retry"
+"""Set by a user, to any new value, to try a template again that failed."""
+STABLE = "stable"
+
+
+@dataclass(frozen=True)
+class ServingRef:
+    """Identity of one KVServing."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    @property
+    def owner_reference(self) -> Mapping[str, object]:
+        """Makes the garbage collector remove a child with its KVServing."""
+        return {
+            "apiVersion": f"{API_GROUP}/{API_VERSION}",
+            "kind": Kind.KVServing.name,
+            "name": self.name,
+            "uid": self.uid,
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+
+    @property
+    def selector(self) -> Mapping[str, str]:
+        """Labels of the engine pods; for ever, as a Deployment's selector can never change."""
+        return {
+            "app.kubernetes.io/name": "kvserving-engine",
+            "app.kubernetes.io/instance": self.name,
+        }
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Labels of every child."""
+        return {**self.selector, **MANAGED_BY, SERVING_LABEL: self.name}
+
+    @property
+    def preflight_labels(self) -> Mapping[str, str]:
+        """Labels of check pods: never matched by a Service or the Deployment."""
+        return {
+            "app.kubernetes.io/name": "kvserving-preflight",
+            "app.kubernetes.io/instance": self.name,
+            **MANAGED_BY,
+            SERVING_LABEL: self.name,
+        }
+
+    @property
+    def engines_service(self) -> str:
+        """Headless Service with every engine pod, ready or not."""
+        return f"{self.name}-engines"
+
+    @property
+    def token_secret(self) -> str:
+        """Secret with the runtime API's bearer token."""
+        return f"{self.name}-token"
+
+    @property
+    def revisions_configmap(self) -> str:
+        """ConfigMap with the pod templates in force and the last good one."""
+        return f"{self.name}-revisions"
+
+    def preflight_pod(self, template_hash: str) -> str:
+        """Check pod of one template."""
+        return f"{self.name}-preflight-{template_hash[:8]}"
+
+    def metadata(self, name: str) -> dict[str, object]:
+        """Metadata of a child."""
+        return {
+            "name": name,
+            "namespace": self.namespace,
+            "labels": dict(self.labels),
+            "ownerReferences": [dict(self.owner_reference)],
+        }

@@ -1,0 +1,123 @@
+"""The engine's pod template: what a roll-out is about."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvserving_operator.hashing import content_hash
+from kvserving_operator.render.args import engine_args
+from kvserving_operator.render.engine import Engine
+from kvserving_operator.render.names import (
+    ENGINE_CONTAINER,
+    ENGINE_PORT,
+    REVISION_LABEL,
+    SETTINGS_GATE,
+    STABLE,
+    TRACK_LABEL,
+    ServingRef,
+)
+from kvserving_operator.render.overrides import apply_overrides
+from kvserving_operator.render.probes import probes
+from kvserving_operator.render.security import container_security, pod_security
+from kvserving_operator.render.volumes import cache_folder, volume_mounts, volumes
+
+DRAIN_FILE = "/tmp/kvserving-draining"  # noqa: S108  a path inside the container
+"""While it exists the plugin asks clients to reconnect: proxies steer new connections only, a kept
+one would stay."""
+EXIT_MARGIN_SECONDS = 15
+"""What the engine needs after draining to let go of the device."""
+
+
+def pod_template(ref: ServingRef, engine: Engine) -> dict[str, Any]:
+    """Pod template with its own hash as a label, by which its pods are told from another's."""
+    template = apply_overrides(_template(ref, engine), engine.spec.pod_template)
+    template["metadata"]["labels"][REVISION_LABEL] = content_hash(template)
+    return template
+
+
+def template_hash(template: Mapping[str, Any]) -> str:
+    """Hash that a template carries."""
+    return str(template["metadata"]["labels"][REVISION_LABEL])
+
+
+def engine_environment(engine: Engine) -> list[dict[str, Any]]:
+    """Environment that engine and check pod share."""
+    folder = cache_folder(engine)
+    values = {
+        "HOME": "/tmp",  # noqa: S108
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_CACHE_ROOT": f"{folder}/vllm",
+        "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+        "TRITON_CACHE_DIR": f"{folder}/triton",
+        "HF_HOME": "/cache/huggingface",
+    }
+    if not engine.downloads:
+        values["HF_HUB_OFFLINE"] = "1"
+    if engine.plugin:
+        values["VLLM_PLUGINS"] = "kvserving,kvserving_http"
+        values["KVSERVING_DRAIN_FILE"] = DRAIN_FILE
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def _template(ref: ServingRef, engine: Engine) -> dict[str, Any]:
+    settings = engine.settings
+    spec: dict[str, Any] = {
+        "serviceAccountName": ref.name,
+        "automountServiceAccountToken": False,
+        # A Service named `vllm` would otherwise set VLLM_PORT to a URL.
+        "enableServiceLinks": False,
+        "securityContext": pod_security(),
+        "terminationGracePeriodSeconds": settings.endpoint_propagation_seconds
+        + engine.spec.rollout.drain_seconds
+        + EXIT_MARGIN_SECONDS,
+        "containers": [_container(ref, engine)],
+        "volumes": volumes(engine),
+    }
+    if engine.plugin:
+        spec["readinessGates"] = [{"conditionType": SETTINGS_GATE}]
+    return {
+        "metadata": {
+            "labels": {**ref.labels, TRACK_LABEL: STABLE},
+            "annotations": {
+                "kubectl.kubernetes.io/default-container": ENGINE_CONTAINER,
+                "prometheus.io/scrape": "true",
+                "prometheus.io/port": str(ENGINE_PORT),
+                "prometheus.io/path": "/metrics",
+            },
+        },
+        "spec": spec,
+    }
+
+
+def _container(ref: ServingRef, engine: Engine) -> dict[str, Any]:
+    environment = engine_environment(engine)
+    if engine.plugin:
+        source = {"secretKeyRef": {"name": ref.token_secret, "key": "token"}}
+        environment.append({"name": "KVSERVING_TOKEN", "valueFrom": source})
+    return {
+        "name": ENGINE_CONTAINER,
+        "image": engine.image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["vllm", "serve"],
+        "args": list(engine_args(engine)),
+        "env": environment,
+        "ports": [{"name": "http", "containerPort": ENGINE_PORT, "protocol": "TCP"}],
+        "resources": _resources(engine),
+        "volumeMounts": volume_mounts(engine),
+        "securityContext": container_security(),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "lifecycle": {"preStop": {"exec": {"command": _drain(engine)}}},
+        **probes(engine),
+    }
+
+
+def _resources(engine: Engine) -> dict[str, Any]:
+    if not engine.gpus:
+        return {}
+    return {"limits": {"nvidia.com/gpu": str(engine.gpus)}}
+
+
+def _drain(engine: Engine) -> list[str]:
+    """Keep serving while proxies take note; at SIGTERM vLLM lets requests in flight finish."""
+    wait = f"sleep {engine.settings.endpoint_propagation_seconds}"
+    return ["sh", "-c", f"touch {DRAIN_FILE}; {wait}" if engine.plugin else wait]

@@ -1,0 +1,319 @@
+"""When pods change: check a new template first, put it in force, watch it, go back where it fails.
+
+Pure. One call moves the state by at most one step and says where things stand; whatever interrupts
+the operator, the next call starts from the stored state and the objects that exist.
+"""
+
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+from kvserving_operator.actions import Action, Announce, CreateOnce, Delete
+from kvserving_operator.api.reasons import Reason
+from kvserving_operator.api.v1alpha1 import KVServingSpec, Switch
+from kvserving_operator.kinds import Kind
+from kvserving_operator.observe import CheckState, CheckView, PodView, last_words, refusal
+from kvserving_operator.render.names import ServingRef
+from kvserving_operator.render.preflight import preflight_pod
+from kvserving_operator.revisions import (
+    Revision,
+    RevisionState,
+    Verdict,
+    inputs_hash,
+    render_revision,
+)
+from kvserving_operator.settings import Settings
+
+BLOCKED_GRACE_SECONDS = 20.0
+"""How long a check pod may stay unscheduled before that counts: schedulers need a moment."""
+IMAGE_GRACE_SECONDS = 120.0
+"""How long a new pod's image may fail to arrive before its template counts as failed: registries
+have short outages."""
+CHECKING = "the engine's arguments are being checked before any pod is touched"
+SKIPPED = "PreflightSkipped"
+
+
+class Phase(Enum):
+    """Where the pods stand on their way to the spec."""
+
+    CHECKING = auto()
+    """A check pod is looking at the next template; the pods in force are untouched."""
+    REFUSED = auto()
+    """The next template is known not to work; the pods in force are untouched."""
+    ROLLING = auto()
+    """Pods of the template in force are coming up."""
+    STOPPED = auto()
+    """The only template there is does not work: no pods, so that none crash for ever."""
+    DONE = auto()
+    """Every pod runs the spec's template."""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a roll-out step is decided on."""
+
+    ref: ServingRef
+    spec: KVServingSpec
+    state: RevisionState
+    pods: tuple[PodView, ...]
+    checks: tuple[CheckView, ...]
+    retry: str
+    """Value of the retry annotation."""
+    now: float
+    """Seconds since the epoch."""
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class Step:
+    """Outcome of one step."""
+
+    state: RevisionState
+    phase: Phase
+    reason: Reason
+    message: str
+    actions: tuple[Action, ...] = ()
+    stopped: bool = False
+    """Whether the template in force must run no pods: it is the only one and does not work."""
+
+
+def advance(at: Situation) -> Step:
+    """Move towards the spec by at most one step."""
+    at, settled = _settle(_retried(at))
+    step = _decide(at)
+    current = step.state.current
+    only_one_failed = (
+        current is not None
+        and step.state.good is None
+        and _refused(step.state, current, at.retry) is not None
+    )
+    return replace(step, actions=(*settled, *step.actions), stopped=only_one_failed)
+
+
+def _decide(at: Situation) -> Step:
+    wanted = inputs_hash(at.spec)
+    current, candidate, good = at.state.current, at.state.candidate, at.state.good
+    if current and current.inputs_hash == wanted:
+        return _watch(replace(at, state=at.state.model_copy(update={"candidate": None})), current)
+    if good and good.inputs_hash == wanted:
+        # Back to what is known to work: nothing to check.
+        return _put_in_force(at, good, _drop_checks(at))
+    if candidate is None or candidate.inputs_hash != wanted:
+        candidate = render_revision(at.ref, at.spec, at.settings, at.state, at.now)
+        if current and current.hash == candidate.hash:
+            return _respelled(at, current, wanted)
+        at = replace(at, state=at.state.model_copy(update={"candidate": candidate}))
+    return _check(at, candidate)
+
+
+def _respelled(at: Situation, current: Revision, wanted: str) -> Step:
+    """Take over another spelling of the same pods."""
+    same = current.model_copy(update={"inputs_hash": wanted})
+    update: dict[str, Revision | None] = {"current": same, "candidate": None}
+    if at.state.good and at.state.good.hash == same.hash:
+        update["good"] = same
+    return _watch(replace(at, state=at.state.model_copy(update=update)), same)
+
+
+def _retried(at: Situation) -> Situation:
+    """Forget a failure of the only template once the user asks for another attempt."""
+    current = at.state.current
+    if current is None or at.state.good is not None:
+        return at
+    failed = any(v.template_hash == current.hash and not v.ok for v in at.state.verdicts)
+    if not failed or at.state.verdict(current.hash, at.retry) is not None:
+        return at
+    verdicts = tuple(v for v in at.state.verdicts if v.template_hash != current.hash)
+    update = {"current": current.model_copy(update={"since": at.now}), "verdicts": verdicts}
+    return replace(at, state=at.state.model_copy(update=update))
+
+
+def _settle(at: Situation) -> tuple[Situation, tuple[Action, ...]]:
+    """Judge the template in force until it has proven itself.
+
+    It is good once all its pods are ready, and taken back once it fails.
+    """
+    current, good = at.state.current, at.state.good
+    if current is None or (good is not None and good.hash == current.hash):
+        return at, ()
+    if _refused(at.state, current, at.retry) is not None:
+        return at, ()
+    mine = [pod for pod in at.pods if pod.revision == current.hash and not pod.deleting]
+    if at.spec.replicas and sum(pod.ready for pod in mine) >= at.spec.replicas:
+        state = at.state.model_copy(update={"good": current})
+        sentence = f"{len(mine)} pods run template {current.hash[:8]} and are ready"
+        return replace(at, state=state), (Announce(Reason.ROLLOUT_COMPLETE.value, sentence),)
+    failure = _failure(at, current)
+    if failure is None:
+        return at, ()
+    reason, message = failure
+    if good is not None and reason is not Reason.PREFLIGHT_FAILED:
+        reason = Reason.ROLLOUT_FAILED
+        message = f"{message}; pods return to template {good.hash[:8]}"
+    state = at.state.judged(_refusal_of(at, current, reason, message))
+    if good is not None:
+        back = good.model_copy(update={"since": at.now})
+        wanted = current.inputs_hash == inputs_hash(at.spec)
+        candidate = current if wanted else state.candidate
+        state = state.model_copy(update={"current": back, "candidate": candidate})
+    return replace(at, state=state), (Announce(reason.value, message, warning=True),)
+
+
+def _refused(state: RevisionState, revision: Revision, retry: str) -> Verdict | None:
+    known = state.verdict(revision.hash, retry)
+    return known if known is not None and not known.ok else None
+
+
+def _refusal_of(at: Situation, revision: Revision, reason: Reason, message: str) -> Verdict:
+    return Verdict(
+        template_hash=revision.hash, ok=False, reason=reason.value, message=message, retry=at.retry
+    )
+
+
+def _check(at: Situation, candidate: Revision) -> Step:
+    """Decide on the next template by its check pod."""
+    known = at.state.verdict(candidate.hash, at.retry)
+    if known is not None and not known.ok:
+        reason = Reason(known.reason)
+        return Step(at.state, Phase.REFUSED, reason, known.message, _drop_checks(at))
+    if known is not None or at.spec.engine.plugin is Switch.DISABLED:
+        return _put_in_force(at, candidate, _drop_checks(at))
+    pod = _check_pod(at, candidate)
+    drops = _drop_checks(at, keep=candidate)
+    if pod is None:
+        actions = (*drops, _new_check(at, candidate))
+        return Step(at.state, Phase.CHECKING, Reason.PREFLIGHT_RUNNING, CHECKING, actions)
+    judged = _judge(at, candidate, pod)
+    if judged is None:
+        # With no pod to protect, waiting long for the check only delays the first one.
+        first = at.state.current is None
+        if first and at.now - pod.created_at >= at.settings.preflight_first_wait_seconds:
+            return _put_in_force(at, candidate, drops)
+        return Step(at.state, Phase.CHECKING, *_check_progress(pod), drops)
+    verdict, announcement = judged
+    at = replace(at, state=at.state.judged(verdict))
+    actions = (*_drop_checks(at), *([announcement] if announcement else []))
+    if verdict.ok:
+        return _put_in_force(at, candidate, actions)
+    return Step(at.state, Phase.REFUSED, Reason(verdict.reason), verdict.message, actions)
+
+
+def _judge(
+    at: Situation, revision: Revision, pod: CheckView
+) -> tuple[Verdict, Announce | None] | None:
+    """Verdict of a check pod with what to announce; None while it is out."""
+    age_seconds = at.now - pod.created_at
+    timed_out = age_seconds >= at.settings.preflight_timeout_seconds
+    if pod.state is CheckState.FINISHED and pod.exit is not None:
+        if pod.exit.code == 0:
+            passed = Verdict(template_hash=revision.hash, ok=True, reason="Passed", message="")
+            return passed, None
+        sentence = refusal(pod.exit.message)
+        if sentence is not None:
+            return _refuse(at, revision, Reason.PREFLIGHT_FAILED, sentence)
+        return _skip(revision, f"{pod.exit.reason}: {last_words(pod.exit.message)}")
+    if timed_out and pod.image_problem and at.state.current is not None:
+        problem = f"{pod.waiting_reason}: {pod.waiting_message}"
+        return _refuse(at, revision, Reason.IMAGE_PULL_FAILED, problem)
+    if timed_out:
+        return _skip(revision, f"no answer within {at.settings.preflight_timeout_seconds:g} s")
+    if pod.unschedulable and age_seconds >= BLOCKED_GRACE_SECONDS:
+        return _skip(revision, f"its pod cannot be scheduled: {pod.unschedulable}")
+    return None
+
+
+def _refuse(
+    at: Situation, revision: Revision, reason: Reason, message: str
+) -> tuple[Verdict, Announce]:
+    return _refusal_of(at, revision, reason, message), Announce(reason.value, message, warning=True)
+
+
+def _skip(revision: Revision, why: str) -> tuple[Verdict, Announce]:
+    """A check that cannot be made must not keep pods from changing."""
+    verdict = Verdict(template_hash=revision.hash, ok=True, reason=SKIPPED, message=why)
+    message = f"the engine's arguments could not be checked before the roll-out: {why}"
+    return verdict, Announce(SKIPPED, message, warning=True)
+
+
+def _check_progress(pod: CheckView) -> tuple[Reason, str]:
+    if pod.image_problem:
+        return Reason.IMAGE_PULL_FAILED, f"{pod.waiting_reason}: {pod.waiting_message}"
+    return Reason.PREFLIGHT_RUNNING, CHECKING
+
+
+def _put_in_force(at: Situation, revision: Revision, actions: tuple[Action, ...]) -> Step:
+    """Make a template the one to run; its pods are watched from the next step on."""
+    current = revision.model_copy(update={"since": at.now})
+    state = at.state.model_copy(update={"current": current, "candidate": None})
+    message = f"pods are being replaced to run template {revision.hash[:8]}"
+    return Step(state, Phase.ROLLING, Reason.ROLLING_OUT, message, actions)
+
+
+def _watch(at: Situation, current: Revision) -> Step:
+    """Say how far the pods of the template in force are."""
+    proven = at.state.good is not None and at.state.good.hash == current.hash
+    known = _refused(at.state, current, at.retry)
+    if known is not None and not proven:
+        return Step(at.state, Phase.STOPPED, Reason(known.reason), known.message, _drop_checks(at))
+    drops = _drop_checks(at, keep=None if proven else current)
+    mine = [pod for pod in at.pods if pod.revision == current.hash and not pod.deleting]
+    others = [pod for pod in at.pods if pod.revision != current.hash and not pod.deleting]
+    ready = sum(pod.ready for pod in mine)
+    if ready < at.spec.replicas or others or len(mine) > at.spec.replicas:
+        message = (
+            f"{ready} of {at.spec.replicas} pods run template {current.hash[:8]} and are ready"
+        )
+        return Step(at.state, Phase.ROLLING, Reason.ROLLING_OUT, message, drops)
+    message = "every pod runs the current spec"
+    return Step(at.state, Phase.DONE, Reason.ROLLOUT_COMPLETE, message, drops)
+
+
+def _failure(at: Situation, current: Revision) -> tuple[Reason, str] | None:
+    """Why the template in force does not work, None as far as is known."""
+    check = _check_pod(at, current)
+    judged = _judge(at, current, check) if check else None
+    if judged is not None and not judged[0].ok:
+        return Reason(judged[0].reason), judged[0].message
+    for pod in at.pods:
+        if pod.revision != current.hash or pod.deleting or pod.ready:
+            continue
+        if pod.terminations >= at.settings.crash_limit and pod.last_exit is not None:
+            return crash(pod)
+        if pod.image_problem and at.state.good and at.now - pod.created_at >= IMAGE_GRACE_SECONDS:
+            return Reason.IMAGE_PULL_FAILED, f"{pod.waiting_reason}: {pod.waiting_message}"
+    slowest = max(at.settings.rollout_deadline_seconds, at.spec.rollout.startup_timeout_seconds)
+    deadline_seconds = slowest * max(1, at.spec.replicas)
+    if at.spec.replicas and at.now - current.since >= deadline_seconds:
+        return Reason.ROLLOUT_FAILED, f"its pods were not ready within {deadline_seconds:g} s"
+    return None
+
+
+def crash(pod: PodView) -> tuple[Reason, str]:
+    """Why a pod's engine ends again and again."""
+    times = f"engine of pod {pod.name} ended {pod.terminations} times"
+    if pod.last_exit is None:
+        return Reason.ENGINE_CRASHED, times
+    if pod.last_exit.out_of_memory:
+        return Reason.OUT_OF_MEMORY, f"{times}: it used more memory than its limit"
+    return Reason.ENGINE_CRASHED, f"{times}, last with: {last_words(pod.last_exit.message)}"
+
+
+def _check_pod(at: Situation, revision: Revision) -> CheckView | None:
+    name = at.ref.preflight_pod(revision.hash)
+    return next((check for check in at.checks if check.name == name), None)
+
+
+def _new_check(at: Situation, revision: Revision) -> CreateOnce:
+    return CreateOnce(
+        preflight_pod(
+            at.ref,
+            revision.template,
+            at.settings.preflight_memory,
+            at.settings.preflight_timeout_seconds,
+        )
+    )
+
+
+def _drop_checks(at: Situation, keep: Revision | None = None) -> tuple[Action, ...]:
+    """Remove check pods, except the one of a template that is still being judged."""
+    kept = at.ref.preflight_pod(keep.hash) if keep else ""
+    return tuple(Delete(Kind.Pod, pod.name, pod.uid) for pod in at.checks if pod.name != kept)
