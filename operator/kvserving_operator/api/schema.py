@@ -81,6 +81,8 @@ def _convert(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[st
         schema["properties"] = {
             name: _convert(child, definitions) for name, child in schema["properties"].items()
         }
+        if schema.get("default") == {}:
+            schema["default"] = _filled(schema["properties"])
     for key in ("items", "additionalProperties"):
         if key in schema:
             schema[key] = _convert(schema[key], definitions)
@@ -88,6 +90,11 @@ def _convert(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[st
     if unknown:
         raise TypeError(f"expected keys of a structural schema, got {sorted(unknown)} in {schema}")
     return {key: schema[key] for key in _KEY_ORDER if key in schema}
+
+
+def _filled(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the default of a section: rules are evaluated on it before nested defaults apply."""
+    return {name: child["default"] for name, child in properties.items() if "default" in child}
 
 
 def _resolve(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:

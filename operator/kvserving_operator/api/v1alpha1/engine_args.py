@@ -93,8 +93,8 @@ ExtraArg = Annotated[
             cel=f"!{_CEL_FLAGS}.exists(flag, flag.startsWith({_CEL_FLAG}))",
             holds=lambda argument: owner_of(argument) is None,
             message="this flag belongs to a typed field or to the operator",
-            message_cel=f"'\"' + self + '\" belongs to ' + {_CEL_PAIRS}"
-            f".filter(pair, pair[0].startsWith({_CEL_FLAG}))[0][1]",
+            message_cel="'\"%s\" belongs to %s'.format([self, "
+            f"{_CEL_PAIRS}.filter(pair, pair[0].startsWith({_CEL_FLAG}))[0][1]])",
             message_python=lambda argument: f'"{argument}" belongs to {owner_of(argument)}',
         ),
     ),
