@@ -21,6 +21,7 @@ from kvserving_kernels.plugin import PLUGIN_NAME, selected
 from kvserving_kernels.plugin.adapters import adapter_for
 from kvserving_kernels.plugin.changes import KNOBS
 from kvserving_kernels.plugin.controller import Outcome
+from kvserving_kernels.plugin.drain import DrainMiddleware, drain_file
 from kvserving_kernels.plugin.link import EngineLink, RefusedLink
 from kvserving_kernels.plugin.metrics import RuntimeMetrics
 from kvserving_kernels.plugin.readiness import EngineProbe, Readiness
@@ -136,6 +137,9 @@ class KVServingEndpoints:
             )
         self._adapter = adapter_for(vllm.__version__)
         app.include_router(build_router())
+        file = drain_file()
+        if file is not None:
+            app.add_middleware(DrainMiddleware, file=file)
 
     async def init_state(self, engine_client: object, state: Any, args: object) -> None:
         """Connect the routes to the engine; raises if its core does not answer."""
