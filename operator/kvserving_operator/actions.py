@@ -1,17 +1,10 @@
-"""What a reconciliation may ask for; `execute.py` carries it out, in order."""
+"""What a reconciliation may ask for; `executor.py` carries it out, in order."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kvserving_operator.kinds import Kind
-
-
-@dataclass(frozen=True)
-class Apply:
-    """Server-side apply of a manifest."""
-
-    manifest: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -39,4 +32,4 @@ class Announce:
     warning: bool = False
 
 
-Action = Apply | CreateOnce | Delete | Announce
+Action = CreateOnce | Delete | Announce

@@ -57,6 +57,7 @@ class PodView:
     name: str
     uid: str
     ip: str | None
+    node: str | None
     revision: str
     stable: bool
     created_at: float
@@ -83,6 +84,16 @@ class PodView:
     def image_problem(self) -> bool:
         """Whether its image cannot be had."""
         return self.waiting_reason in IMAGE_PROBLEMS
+
+    @property
+    def config_problem(self) -> bool:
+        """Whether its container cannot be started as described."""
+        return self.waiting_reason in CONFIG_PROBLEMS
+
+    @property
+    def crash_looping(self) -> bool:
+        """Whether its engine ends again and again."""
+        return self.waiting_reason == "CrashLoopBackOff"
 
 
 class CheckState(Enum):
@@ -120,6 +131,7 @@ class DeploymentView:
     revision: str
     replicas: int
     inputs_hash: str
+    generation: int | None
 
 
 def pod_view(pod: Object) -> PodView:
@@ -134,6 +146,7 @@ def pod_view(pod: Object) -> PodView:
         name=meta["name"],
         uid=meta["uid"],
         ip=status.get("podIP"),
+        node=(pod.get("spec") or {}).get("nodeName"),
         revision=labels.get(REVISION_LABEL, ""),
         stable=labels.get(TRACK_LABEL) == STABLE,
         created_at=seconds(meta.get("creationTimestamp")),
@@ -183,7 +196,13 @@ def deployment_view(deployment: Object) -> DeploymentView:
         revision=labels.get(REVISION_LABEL, ""),
         replicas=int(spec.get("replicas", 1)),
         inputs_hash=(deployment["metadata"].get("annotations") or {}).get(INPUTS_ANNOTATION, ""),
+        generation=deployment["metadata"].get("generation"),
     )
+
+
+def is_check(pod: Object) -> bool:
+    """Whether a pod of a KVServing is a check pod, not an engine."""
+    return any(c.get("name") == PREFLIGHT_CONTAINER for c in pod["spec"]["containers"])
 
 
 def refusal(message: str) -> str | None:

@@ -1,7 +1,5 @@
 """Which pod templates a KVServing has: the one in force, the last good one, the next one.
 
-They are kept in a ConfigMap of its own.
-
 A template is stored as rendered and applied from here word for word. It is rendered anew only when
 its *inputs* change: the fields of the spec that shape a pod. So an operator upgrade, which may
 render the same inputs differently or bring another default image, changes no running pod.
@@ -11,22 +9,15 @@ docs/decisions/0001 tells the whole of it.
 from collections.abc import Mapping
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from kvserving_operator.api.v1alpha1 import KVServingSpec
 from kvserving_operator.hashing import content_hash
-from kvserving_operator.kinds import Kind, Object
 from kvserving_operator.render.engine import Engine, resolve
-from kvserving_operator.render.names import (
-    IMAGE_ANNOTATION,
-    INPUTS_ANNOTATION,
-    REVISION_LABEL,
-    ServingRef,
-)
+from kvserving_operator.render.names import ServingRef
 from kvserving_operator.render.pod import pod_template, template_hash
 from kvserving_operator.settings import Settings
 
-STATE_KEY = "state.json"
 REMEMBERED_VERDICTS = 10
 """Verdicts kept: enough for a user who goes back and forth between a few settings."""
 
@@ -124,52 +115,3 @@ def engine_of(
     used = state.current
     same = used is not None and used.accelerator == spec.engine.accelerator.value
     return resolve(ref.name, spec, settings, used.image if used and same else None)
-
-
-def load_state(configmap: Object | None, deployment: Object | None) -> RevisionState:
-    """Read the state; where it is lost, what the Deployment runs is taken as given."""
-    text = ((configmap or {}).get("data") or {}).get(STATE_KEY)
-    if text:
-        try:
-            return RevisionState.model_validate_json(text)
-        except ValidationError:
-            # Written by a newer operator, or by hand: the Deployment still tells what is in force.
-            pass
-    return _adopt(deployment) if deployment else RevisionState()
-
-
-def store_state(ref: ServingRef, state: RevisionState) -> dict[str, Any]:
-    """ConfigMap that holds the state."""
-    return {
-        "apiVersion": Kind.ConfigMap.api_version,
-        "kind": Kind.ConfigMap.name,
-        "metadata": ref.metadata(ref.revisions_configmap),
-        "data": {STATE_KEY: state.model_dump_json()},
-    }
-
-
-def _adopt(deployment: Object) -> RevisionState:
-    annotations = deployment["metadata"].get("annotations") or {}
-    template = deployment["spec"]["template"]
-    labels = (template.get("metadata") or {}).get("labels") or {}
-    if INPUTS_ANNOTATION not in annotations or REVISION_LABEL not in labels:
-        return RevisionState()
-    containers = template["spec"]["containers"]
-    gpu = any(
-        "nvidia.com/gpu" in ((c.get("resources") or {}).get("limits") or {}) for c in containers
-    )
-    revision = Revision(
-        inputs_hash=annotations[INPUTS_ANNOTATION],
-        accelerator="NVIDIA" if gpu else "CPU",
-        image=annotations.get(IMAGE_ANNOTATION, containers[0]["image"]),
-        template={
-            "metadata": {
-                key: template["metadata"][key]
-                for key in ("labels", "annotations")
-                if template["metadata"].get(key)
-            },
-            "spec": template["spec"],
-        },
-        since=0.0,
-    )
-    return RevisionState(current=revision, good=revision)

@@ -1,10 +1,11 @@
 """Everything a KVServing owns besides its pods and their template."""
 
+import base64
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvserving_operator.api.v1alpha1 import KVServingSpec
-from kvserving_operator.kinds import Kind
+from kvserving_operator.kinds import Kind, Object
 from kvserving_operator.render.names import (
     ENGINE_PORT,
     IMAGE_ANNOTATION,
@@ -75,6 +76,12 @@ def token_secret(ref: ServingRef, new_token: Callable[[], str]) -> Manifest:
         type="Opaque",
         stringData={"token": new_token()},
     )
+
+
+def token_of(secret: Object) -> str | None:
+    """Token in a stored Secret."""
+    encoded = (secret.get("data") or {}).get("token")
+    return base64.b64decode(encoded).decode() if encoded else None
 
 
 def _service(ref: ServingRef) -> Manifest:

@@ -76,9 +76,9 @@ class ServingRef:
         return f"{self.name}-token"
 
     @property
-    def revisions_configmap(self) -> str:
-        """ConfigMap with the pod templates in force and the last good one."""
-        return f"{self.name}-revisions"
+    def state_configmap(self) -> str:
+        """ConfigMap with pod templates and the memory of the tuner."""
+        return f"{self.name}-state"
 
     def preflight_pod(self, template_hash: str) -> str:
         """Check pod of one template."""

@@ -1,0 +1,212 @@
+"""One look at a KVServing: observe, step, apply, tune, report. The thin shell around the pure
+parts.
+"""
+
+import logging
+import secrets
+import time
+from collections.abc import Callable
+
+import httpx
+
+from kvserving_operator.api.errors import SpecError
+from kvserving_operator.api.v1alpha1 import KVServing, PromotedValue, parse_serving
+from kvserving_operator.cluster import Cluster
+from kvserving_operator.errors import ApiRejected
+from kvserving_operator.executor import Announcer, Executor, StatusWriter
+from kvserving_operator.facts import Facts
+from kvserving_operator.fence import FencedCluster
+from kvserving_operator.kinds import Kind, Object
+from kvserving_operator.memory import recall
+from kvserving_operator.metrics import OperatorMetrics
+from kvserving_operator.observe import PodView, check_view, is_check, pod_view
+from kvserving_operator.promoted import cap_of, gates
+from kvserving_operator.render.names import RETRY_ANNOTATION, SERVING_LABEL, ServingRef
+from kvserving_operator.reporting import audit, audit_line, decision_event, measure, new_decision
+from kvserving_operator.rollout import Phase, Situation, Step, advance
+from kvserving_operator.session import Session
+from kvserving_operator.settings import Settings
+from kvserving_operator.status import build_status, invalid_status, parse_status
+from kvserving_operator.tuning import ServingTuner, Turn, new_basis
+from kvserving_tuner.runtime_client import RuntimeClient
+from kvserving_tuner.state import TunerState
+
+logger = logging.getLogger(__name__)
+
+
+class Controller:
+    """Looks after every KVServing; one look at a time for each."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: Settings,
+        http: httpx.AsyncClient,
+        metrics: OperatorMetrics,
+        announce: Announcer,
+        may_act: Callable[[], None],
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        new_token: Callable[[], str] = lambda: secrets.token_urlsafe(32),
+    ) -> None:
+        self._cluster = FencedCluster(cluster, may_act)
+        self._settings = settings
+        self._http = http
+        self._metrics = metrics
+        self._announce = announce
+        self._may_act = may_act
+        self._clock = clock
+        self._monotonic = monotonic
+        self._executor = Executor(self._cluster, settings, announce, monotonic, new_token)
+        self._sessions: dict[tuple[str, str], Session] = {}
+        self._last_success = monotonic()
+
+    @property
+    def seconds_since_success(self) -> float:
+        """Age of the last look that succeeded; 0 while there is nothing to look at."""
+        return self._monotonic() - self._last_success if self._sessions else 0.0
+
+    async def tick(self, namespace: str, name: str) -> None:
+        """Look at a KVServing once; does nothing while another look at it is under way."""
+        session = self._sessions.get((namespace, name))
+        if session is not None and session.lock.locked():
+            return
+        with self._metrics.tick_seconds.time():
+            await self._look(namespace, name)
+        self._last_success = self._monotonic()
+
+    def touch(self, namespace: str, name: str) -> None:
+        """Have every child applied again at the next look."""
+        session = self._sessions.get((namespace, name))
+        if session is not None:
+            session.resync_at = 0.0
+
+    def forget(self, namespace: str, name: str) -> None:
+        """Drop what is kept of a KVServing that is gone."""
+        session = self._sessions.pop((namespace, name), None)
+        if session is not None:
+            session.tuner.forget()
+            self._metrics.forget(namespace, name)
+        self._metrics.servings.set(len(self._sessions))
+
+    async def _look(self, namespace: str, name: str) -> None:
+        body = await self._cluster.get(Kind.KVServing, namespace, name)
+        if body is None or "deletionTimestamp" in body["metadata"]:
+            return
+        session = self._session(namespace, name, str(body["metadata"]["uid"]))
+        async with session.lock:
+            writer = StatusWriter(self._cluster, body, parse_status(body))
+            await self._handle(session, body, writer)
+            if writer.writes:
+                self._metrics.status_writes.labels(namespace, name).inc(writer.writes)
+
+    async def _handle(self, session: Session, body: Object, writer: StatusWriter) -> None:
+        before = writer.stored
+        try:
+            serving = parse_serving(body)
+        except SpecError as error:
+            generation = int(body["metadata"].get("generation", 0))
+            await writer.write(invalid_status(before, str(error), generation, self._clock()))
+            return
+        facts = await self._reconcile(session, body, serving, writer)
+        status = build_status(before, facts)
+        decision = new_decision(facts.turn, before.last_decision)
+        if decision is not None:
+            audit.info(audit_line(facts, decision))
+            self._announce(body, decision_event(decision, facts.turn))
+            self._metrics.decisions.labels(
+                facts.ref.namespace, facts.ref.name, decision.action.value, decision.reason.value
+            ).inc()
+        measure(self._metrics, facts, status)
+        await writer.write(status)
+
+    async def _reconcile(
+        self, session: Session, body: Object, serving: KVServing, writer: StatusWriter
+    ) -> Facts:
+        ref = ServingRef(serving.metadata.namespace, serving.metadata.name, session.uid)
+        existing = await self._cluster.get(Kind.Deployment, ref.namespace, ref.name)
+        found = await self._cluster.list(Kind.Pod, ref.namespace, {SERVING_LABEL: ref.name})
+        if session.stored is None:
+            stored = await self._cluster.get(Kind.ConfigMap, ref.namespace, ref.state_configmap)
+            session.memory = recall(stored, existing)
+        pods = tuple(pod_view(pod) for pod in found if not is_check(pod))
+        step = advance(
+            Situation(
+                ref=ref,
+                spec=serving.spec,
+                state=session.memory.revisions,
+                pods=pods,
+                checks=tuple(check_view(pod) for pod in found if is_check(pod)),
+                retry=serving.metadata.annotations.get(RETRY_ANNOTATION, ""),
+                now=self._clock(),
+                settings=self._settings,
+            )
+        )
+        problem = ""
+        try:
+            await self._executor.carry_out(session, ref, body, serving, step, existing)
+        except ApiRejected as error:
+            problem = str(error)
+            logger.error("%s/%s: %s", ref.namespace, ref.name, error)
+        return Facts(
+            serving=serving,
+            ref=ref,
+            pods=pods,
+            step=step,
+            turn=await self._tune(session, ref, serving, pods, step, writer),
+            now=self._clock(),
+            policy_missing=await self._policy_missing(serving),
+            api_problem=problem,
+        )
+
+    async def _tune(
+        self,
+        session: Session,
+        ref: ServingRef,
+        serving: KVServing,
+        pods: tuple[PodView, ...],
+        step: Step,
+        writer: StatusWriter,
+    ) -> Turn:
+        async def commit(promoted: tuple[PromotedValue, ...], state: TunerState) -> None:
+            update = {"tuner": state, "basis": new_basis(promoted, serving.spec)}
+            memory = session.memory.model_copy(update=update)
+            await self._executor.remember(session, ref, memory)
+            await writer.write(writer.stored.model_copy(update={"promoted": promoted}))
+
+        turn = await session.tuner.take_turn(
+            serving=serving,
+            pods=pods,
+            token=session.token,
+            promoted=writer.stored.promoted,
+            basis=session.memory.basis,
+            state=session.memory.tuner,
+            now=self._clock(),
+            steady=step.phase is not Phase.ROLLING,
+            commit=commit,
+        )
+        memory = session.memory.model_copy(update={"tuner": turn.state})
+        await self._executor.remember(session, ref, memory)
+        alive = [pod for pod in pods if not pod.deleting]
+        await self._executor.set_gates(
+            ref, gates(alive, turn.readback.runtime, cap_of(turn.promoted))
+        )
+        return turn
+
+    async def _policy_missing(self, serving: KVServing) -> bool:
+        reference = serving.spec.rollback_policy_ref
+        if reference is None:
+            return False
+        namespace = serving.metadata.namespace
+        found = await self._cluster.get(Kind.KVRollbackPolicy, namespace, reference.name)
+        return found is None
+
+    def _session(self, namespace: str, name: str, uid: str) -> Session:
+        session = self._sessions.get((namespace, name))
+        if session is None or session.uid != uid:
+            self.forget(namespace, name)
+            client = RuntimeClient(self._http, self._settings.engine_timeout_seconds)
+            session = Session(uid, ServingTuner(self._http, client, self._may_act))
+            self._sessions[(namespace, name)] = session
+            self._metrics.servings.set(len(self._sessions))
+        return session

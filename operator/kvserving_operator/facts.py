@@ -1,0 +1,36 @@
+"""Everything that a status is written from."""
+
+from dataclasses import dataclass, field
+
+from kvserving_operator.api.v1alpha1 import KVServing
+from kvserving_operator.observe import PodView
+from kvserving_operator.render.names import ServingRef
+from kvserving_operator.rollout import Step
+from kvserving_operator.tuning import Turn
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What one tick found out about a KVServing."""
+
+    serving: KVServing
+    ref: ServingRef
+    pods: tuple[PodView, ...]
+    step: Step
+    turn: Turn
+    now: float
+    """Seconds since the epoch."""
+    policy_missing: bool = False
+    api_problem: str = ""
+    """What the Kubernetes API refused, empty for nothing."""
+    engines: tuple[PodView, ...] = field(init=False)
+    """Pods that are not on their way out."""
+
+    def __post_init__(self) -> None:
+        alive = tuple(pod for pod in self.pods if not pod.deleting)
+        object.__setattr__(self, "engines", alive)
+
+    @property
+    def ready(self) -> int:
+        """Engines that answer completions."""
+        return sum(pod.ready for pod in self.engines)

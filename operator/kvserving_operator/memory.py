@@ -1,0 +1,95 @@
+"""What the operator has to remember of a KVServing across its own restarts, in one ConfigMap.
+
+Losing it is harmless: pods stay as they are, promoted values end, the tuner starts with no
+cooldowns.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kvserving_operator.kinds import Kind, Object
+from kvserving_operator.render.names import (
+    IMAGE_ANNOTATION,
+    INPUTS_ANNOTATION,
+    REVISION_LABEL,
+    ServingRef,
+)
+from kvserving_operator.revisions import Revision, RevisionState
+from kvserving_tuner.state import TunerState
+
+REVISIONS_KEY = "revisions.json"
+TUNING_KEY = "tuning.json"
+
+PASSING_FIELDS = frozenset({"agreeing", "agreeing_count", "agreeing_at"})
+"""Parts of the tuner's state that every observation moves and a minute rebuilds: not worth a write.
+"""
+
+
+class Memory(BaseModel):
+    """Templates, the tuner's state, and which values of the spec the promoted ones stand in for."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    revisions: RevisionState = RevisionState()
+    tuner: TunerState = TunerState()
+    basis: Mapping[str, str] = Field(default_factory=dict)
+
+    def worth_storing(self, stored: Self) -> bool:
+        """Whether it differs from what is stored in more than passing fields."""
+
+        def lasting(memory: Memory) -> Any:
+            tuner = memory.tuner.model_dump(exclude=set(PASSING_FIELDS))
+            return memory.revisions, tuner, dict(memory.basis)
+
+        return bool(lasting(self) != lasting(stored))
+
+    def manifest(self, ref: ServingRef) -> dict[str, Any]:
+        """ConfigMap that holds it."""
+        tuning = self.model_dump_json(exclude={"revisions"})
+        return {
+            "apiVersion": Kind.ConfigMap.api_version,
+            "kind": Kind.ConfigMap.name,
+            "metadata": ref.metadata(ref.state_configmap),
+            "data": {REVISIONS_KEY: self.revisions.model_dump_json(), TUNING_KEY: tuning},
+        }
+
+
+def recall(configmap: Object | None, deployment: Object | None) -> Memory:
+    """Read the memory; where the templates are lost, what the Deployment runs is taken as given."""
+    data = (configmap or {}).get("data") or {}
+    try:
+        memory = Memory.model_validate_json(data.get(TUNING_KEY) or "{}")
+    except ValidationError:
+        memory = Memory()
+    try:
+        revisions = RevisionState.model_validate_json(data.get(REVISIONS_KEY) or "{}")
+    except ValidationError:
+        # Written by hand or by an operator with another layout: the Deployment still tells.
+        revisions = RevisionState()
+    if revisions.current is None and deployment is not None:
+        revisions = _adopt(deployment)
+    return memory.model_copy(update={"revisions": revisions})
+
+
+def _adopt(deployment: Object) -> RevisionState:
+    annotations = deployment["metadata"].get("annotations") or {}
+    template = deployment["spec"]["template"]
+    metadata = template.get("metadata") or {}
+    labels = metadata.get("labels") or {}
+    if INPUTS_ANNOTATION not in annotations or REVISION_LABEL not in labels:
+        return RevisionState()
+    containers = template["spec"]["containers"]
+    limits = [((c.get("resources") or {}).get("limits") or {}) for c in containers]
+    revision = Revision(
+        inputs_hash=annotations[INPUTS_ANNOTATION],
+        accelerator="NVIDIA" if any("nvidia.com/gpu" in limit for limit in limits) else "CPU",
+        image=annotations.get(IMAGE_ANNOTATION, containers[0]["image"]),
+        template={
+            "metadata": {k: metadata[k] for k in ("labels", "annotations") if metadata.get(k)},
+            "spec": template["spec"],
+        },
+        since=0.0,
+    )
+    return RevisionState(current=revision, good=revision)

@@ -1,0 +1,102 @@
+"""Values that the tuner put in force in place of the spec's, and on which pods they are.
+
+Pure. A promoted value lives in `status.promoted`, never in the pod template: each new pod (and each
+restarted container) starts with the spec's value and gets the promoted one through the runtime API
+before it counts as ready.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from kvserving_operator.api.conditions import timestamp
+from kvserving_operator.api.v1alpha1 import KVServingSpec, PromotedValue
+from kvserving_operator.observe import PodView
+from kvserving_tuner.decision import Decision, Knob
+from kvserving_tuner.runtime_client import RuntimeState
+
+KNOB = Knob.MAX_ACTIVE_SEQS
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What the readiness gate of a pod should say."""
+
+    pod: str
+    open: bool
+    message: str
+
+
+def basis_of(spec: KVServingSpec, field: str) -> str:
+    """Value of the spec's field that a promoted value stands in for."""
+    return {KNOB.value: str(spec.engine.max_num_seqs)}[field]
+
+
+def still_promoted(
+    promoted: Iterable[PromotedValue], basis: Mapping[str, str], spec: KVServingSpec
+) -> tuple[PromotedValue, ...]:
+    """Promoted values whose field the user has not edited since."""
+    return tuple(
+        entry
+        for entry in promoted
+        if entry.field == KNOB.value and basis.get(entry.field) == basis_of(spec, entry.field)
+    )
+
+
+def cap_of(promoted: Iterable[PromotedValue]) -> int | None:
+    """Promoted cap on active sequences, None where the spec's holds."""
+    return next((int(entry.value) for entry in promoted if entry.field == KNOB.value), None)
+
+
+def promote(decision: Decision, generation: int) -> tuple[PromotedValue, ...]:
+    """Promoted values after a decision to change."""
+    if decision.change is None:
+        raise ValueError(f"expected decision {decision.id} to change a knob, got {decision.action}")
+    entry = PromotedValue(
+        field=decision.change.knob.value,
+        value=str(decision.change.to_value),
+        decision=decision.id,
+        spec_generation=generation,
+        at=timestamp(datetime.fromtimestamp(decision.at, UTC)),
+    )
+    return (entry,)
+
+
+def behind(
+    pods: Iterable[PodView], runtime: Mapping[str, RuntimeState], cap: int | None
+) -> tuple[PodView, ...]:
+    """Pods that run with another cap than the promoted one."""
+    if cap is None:
+        return ()
+    return tuple(
+        pod
+        for pod in pods
+        if pod.name in runtime and runtime[pod.name].effective.max_active_seqs != cap
+    )
+
+
+def gates(
+    pods: Iterable[PodView], runtime: Mapping[str, RuntimeState], cap: int | None
+) -> tuple[Gate, ...]:
+    """Gates that have to change.
+
+    An engine that cannot be asked right now keeps its gate: it was opened for the very container
+    that runs. Only a container that was started since has to prove again that it has the value.
+    """
+    changed = []
+    for pod in pods:
+        gate = _gate(pod, runtime.get(pod.name), cap)
+        if (gate.open, gate.message) != (pod.gate, pod.gate_message):
+            changed.append(gate)
+    return tuple(changed)
+
+
+def _gate(pod: PodView, state: RuntimeState | None, cap: int | None) -> Gate:
+    if cap is None:
+        return Gate(pod.name, open=True, message="the spec's values hold")
+    applied = f"{KNOB.value}={cap} on {pod.container_id[-12:]}"
+    if state is not None and state.effective.max_active_seqs == cap:
+        return Gate(pod.name, open=True, message=applied)
+    if pod.gate and pod.container_id and pod.gate_message.endswith(pod.container_id[-12:]):
+        return Gate(pod.name, open=True, message=pod.gate_message)
+    return Gate(pod.name, open=False, message=f"{KNOB.value}={cap} has not been applied yet")

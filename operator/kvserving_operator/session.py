@@ -1,0 +1,24 @@
+"""What the operator keeps in its process about one KVServing between two looks at it."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from kvserving_operator.memory import Memory
+from kvserving_operator.tuning import ServingTuner
+
+
+@dataclass
+class Session:
+    """Can be rebuilt from the cluster at any time; `uid` tells a re-made object from its namesake."""
+
+    uid: str
+    tuner: ServingTuner
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    memory: Memory = Memory()
+    stored: Memory | None = None
+    """Memory as last written or read; None before the first look."""
+    token: str | None = None
+    resync_at: float = 0.0
+    """When every child is applied again, on the monotonic clock."""
+    deployment_generation: int | None = None
+    """Generation of the Deployment after our last apply: another one means a foreign edit."""

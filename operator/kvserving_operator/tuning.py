@@ -1,0 +1,257 @@
+"""One serving's tuner in a cluster: read its pods, let `decide` judge, carry the change out.
+
+The pod's own address is used throughout: a Service would answer for any one of them. Reading and
+changing never raise for an engine that is down; what could not be brought to a promoted value now
+is brought to it at the next turn.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import httpx
+
+from kvserving_operator.api.v1alpha1 import (
+    KnobName,
+    KVServing,
+    KVServingSpec,
+    MonitoringSource,
+    PromotedValue,
+    Switch,
+)
+from kvserving_operator.observe import PodView
+from kvserving_operator.promoted import basis_of, behind, cap_of, promote, still_promoted
+from kvserving_operator.render.names import ENGINE_PORT
+from kvserving_tuner.decision import Action, Decision
+from kvserving_tuner.errors import NoRuntimeAPI, Rejected, RuntimeAPIError
+from kvserving_tuner.loop import decide
+from kvserving_tuner.observation import Observation
+from kvserving_tuner.runtime_client import RuntimeClient, RuntimeState
+from kvserving_tuner.settings import Bounds, Cooldowns, Mode, Slo, TuningSettings
+from kvserving_tuner.sources.base import EngineTarget, Source
+from kvserving_tuner.sources.direct import DirectSource
+from kvserving_tuner.sources.prometheus import PrometheusSource
+from kvserving_tuner.state import TunerState
+
+logger = logging.getLogger(__name__)
+
+Commit = Callable[[tuple[PromotedValue, ...], TunerState], Awaitable[None]]
+"""Stores promoted values before any engine is told, so that a crash in between loses nothing."""
+
+
+@dataclass(frozen=True)
+class Readback:
+    """What the engines say of themselves."""
+
+    runtime: Mapping[str, RuntimeState] = field(default_factory=dict)
+    failures: Mapping[str, RuntimeAPIError] = field(default_factory=dict)
+
+    @property
+    def no_runtime_api(self) -> bool:
+        """Whether engines answer but have no runtime API."""
+        return any(isinstance(error, NoRuntimeAPI) for error in self.failures.values())
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Outcome of one turn."""
+
+    readback: Readback
+    promoted: tuple[PromotedValue, ...]
+    state: TunerState
+    observation: Observation | None = None
+    """None where none was due."""
+    decision: Decision | None = None
+    outcome: str | None = None
+    """What became of a change: Applied, Partial, or Rejected."""
+    rejection: str = ""
+
+
+def tuning_settings(spec: KVServingSpec) -> TuningSettings:
+    """Settings of the tuner from a spec."""
+    knob = next((k for k in spec.tuning.knobs if k.name is KnobName.MAX_ACTIVE_SEQS), None)
+    bounds = None
+    if knob is not None:
+        bounds = Bounds(minimum=knob.minimum or 1, maximum=knob.maximum)
+    return TuningSettings(
+        mode=Mode(spec.tuning.mode.value),
+        max_active_seqs=bounds,
+        slo=Slo(
+            ttft_ms=spec.slo.ttft_milliseconds,
+            tpot_ms=spec.slo.tpot_milliseconds,
+            percentile=spec.slo.percentile,
+        ),
+        cooldowns=Cooldowns(
+            live_seconds=spec.tuning.cooldown.live_seconds,
+            dtype_seconds=spec.tuning.cooldown.dtype_seconds,
+            restart_seconds=spec.tuning.cooldown.restart_seconds,
+        ),
+    )
+
+
+class ServingTuner:
+    """Windows, memory and clients of one serving."""
+
+    def __init__(
+        self, http: httpx.AsyncClient, runtime: RuntimeClient, may_act: Callable[[], None]
+    ) -> None:
+        self._may_act = may_act
+        self._http = http
+        self._runtime = runtime
+        self._source: Source | None = None
+        self._source_key: object = None
+        self._observed_at: float | None = None
+
+    async def take_turn(
+        self,
+        serving: KVServing,
+        pods: Sequence[PodView],
+        token: str | None,
+        promoted: tuple[PromotedValue, ...],
+        basis: Mapping[str, str],
+        state: TunerState,
+        now: float,
+        steady: bool,
+        commit: Commit,
+    ) -> Turn:
+        """Read the pods, bring them to the promoted values, and decide if that is due.
+
+        `steady` says that the pods are not being replaced; otherwise nothing is decided.
+        """
+        reachable = [pod for pod in pods if pod.ip and pod.running and not pod.deleting]
+        targets = {pod.name: _target(pod, token) for pod in reachable}
+        readback = Readback()
+        if serving.spec.engine.plugin is Switch.ENABLED:
+            readback = await self._read(targets)
+        kept = still_promoted(promoted, basis, serving.spec)
+        if kept != promoted:
+            await commit(kept, state)
+        cap = cap_of(kept)
+        late = behind(reachable, readback.runtime, cap)
+        if late and cap is not None:
+            patched, _ = await self._patch(
+                [targets[pod.name] for pod in late], cap, f"{kept[0].decision}-{now:.0f}"
+            )
+            readback = Readback({**readback.runtime, **patched}, readback.failures)
+        turn = Turn(readback, kept, state)
+        serving_pods = [pod for pod in reachable if pod.container_ready]
+        if not self._due(serving.spec, now):
+            return turn
+        observation = await self._observe(
+            serving.spec, [targets[p.name] for p in serving_pods], now
+        )
+        if not steady or not serving_pods:
+            return Turn(readback, kept, state, observation)
+        known = [readback.runtime[p.name] for p in serving_pods if p.name in readback.runtime]
+        settings = tuning_settings(serving.spec)
+        decision, new_state = decide(settings, observation, known, state, now)
+        turn = Turn(readback, kept, new_state, observation, decision)
+        if decision.action is not Action.CHANGE or decision.change is None:
+            return turn
+        return await self._carry_out(serving, turn, decision, state, list(targets.values()), commit)
+
+    def forget(self) -> None:
+        """Drop connections that this serving alone used."""
+        if isinstance(self._source, PrometheusSource):
+            self._source.close()
+        self._source = None
+
+    async def _carry_out(
+        self,
+        serving: KVServing,
+        turn: Turn,
+        decision: Decision,
+        before: TunerState,
+        targets: Sequence[EngineTarget],
+        commit: Commit,
+    ) -> Turn:
+        promoted = promote(decision, serving.metadata.generation)
+        await commit(promoted, turn.state)
+        cap = cap_of(promoted)
+        if cap is None:
+            raise ValueError(f"expected decision {decision.id} to promote a cap")
+        patched, failed = await self._patch(targets, cap, decision.id)
+        runtime = {**turn.readback.runtime, **patched}
+        readback = Readback(runtime, {**turn.readback.failures, **failed})
+        refused = [error for error in failed.values() if isinstance(error, Rejected)]
+        if refused and not patched:
+            # Every engine says no: the former value is still in force everywhere.
+            await commit(turn.promoted, before)
+            return Turn(
+                readback,
+                turn.promoted,
+                before,
+                turn.observation,
+                decision,
+                "Rejected",
+                str(refused[0]),
+            )
+        outcome = "Partial" if failed else "Applied"
+        return Turn(readback, promoted, turn.state, turn.observation, decision, outcome)
+
+    async def _read(self, targets: Mapping[str, EngineTarget]) -> Readback:
+        names = list(targets)
+        answers = await asyncio.gather(
+            *(self._runtime.get(targets[name]) for name in names), return_exceptions=True
+        )
+        return Readback(*_sorted_out(names, answers))
+
+    async def _patch(
+        self, targets: Sequence[EngineTarget], cap: int, change_id: str
+    ) -> tuple[Mapping[str, RuntimeState], Mapping[str, RuntimeAPIError]]:
+        self._may_act()
+        answers = await asyncio.gather(
+            *(self._runtime.patch(t, {"max_active_seqs": cap}, change_id) for t in targets),
+            return_exceptions=True,
+        )
+        runtime, failures = _sorted_out([target.name for target in targets], answers)
+        for name, error in failures.items():
+            logger.warning("engine %s was not changed: %s", name, error)
+        return runtime, failures
+
+    def _due(self, spec: KVServingSpec, now: float) -> bool:
+        """Whether an observation is due; half a second early counts, as ticks jitter."""
+        interval = spec.monitoring.scrape_interval_seconds
+        return self._observed_at is None or now - self._observed_at >= interval - 0.5
+
+    async def _observe(
+        self, spec: KVServingSpec, targets: Sequence[EngineTarget], now: float
+    ) -> Observation:
+        key = spec.monitoring.model_dump_json()
+        if self._source is None or self._source_key != key:
+            self.forget()
+            self._source, self._source_key = self._new_source(spec), key
+        self._observed_at = now
+        return await self._source.observe(targets, now)
+
+    def _new_source(self, spec: KVServingSpec) -> Source:
+        prometheus = spec.monitoring.prometheus
+        if spec.monitoring.source is MonitoringSource.PROMETHEUS and prometheus is not None:
+            return PrometheusSource(prometheus.url, timeout_seconds=prometheus.timeout_seconds)
+        return DirectSource(self._http)
+
+
+def new_basis(promoted: Sequence[PromotedValue], spec: KVServingSpec) -> dict[str, str]:
+    """Values of the spec that these promoted values stand in for."""
+    return {entry.field: basis_of(spec, entry.field) for entry in promoted}
+
+
+def _target(pod: PodView, token: str | None) -> EngineTarget:
+    host = f"[{pod.ip}]" if pod.ip and ":" in pod.ip else pod.ip
+    return EngineTarget(name=pod.name, url=f"http://{host}:{ENGINE_PORT}", token=token)
+
+
+def _sorted_out(
+    names: Sequence[str], answers: Sequence[RuntimeState | BaseException]
+) -> tuple[dict[str, RuntimeState], dict[str, RuntimeAPIError]]:
+    runtime: dict[str, RuntimeState] = {}
+    failures: dict[str, RuntimeAPIError] = {}
+    for name, answer in zip(names, answers, strict=True):
+        if isinstance(answer, RuntimeState):
+            runtime[name] = answer
+        elif isinstance(answer, RuntimeAPIError):
+            failures[name] = answer
+        else:
+            raise answer
+    return runtime, failures

@@ -1,0 +1,151 @@
+"""Conditions of a KVServing from the facts: each function gives status, reason and message of one.
+Pure.
+"""
+
+from dataclasses import dataclass
+
+from kvserving_operator.api.reasons import Reason
+from kvserving_operator.api.v1alpha1 import EvictionPolicy, Switch, TuningMode
+from kvserving_operator.facts import Facts
+from kvserving_operator.observe import PodView
+from kvserving_operator.rollout import Phase, crash
+from kvserving_tuner.decision import Action
+from kvserving_tuner.decision import Reason as TunerReason
+
+UNSCHEDULABLE_GRACE_SECONDS = 5.0
+"""A pod is unschedulable for a moment whenever its volume or node is only just appearing."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Status of one condition; None is unknown."""
+
+    status: bool | None
+    reason: Reason
+    message: str
+
+
+def ready(facts: Facts) -> Outcome:
+    """Whether completions are answered, possibly by pods of an older spec."""
+    wanted, have = facts.serving.spec.replicas, facts.ready
+    if have >= wanted > 0:
+        return Outcome(True, Reason.SERVING, f"{have} of {wanted} engines answer completions")
+    if have:
+        return Outcome(
+            True, Reason.PARTIALLY_READY, f"{have} of {wanted} engines answer completions"
+        )
+    if wanted == 0:
+        return Outcome(False, Reason.SCALED_TO_ZERO, "spec.replicas is 0")
+    if facts.step.phase in (Phase.REFUSED, Phase.STOPPED):
+        return Outcome(False, Reason.NO_READY_ENGINE, facts.step.message)
+    problem = _pod_problem(facts)
+    if problem is not None:
+        return Outcome(False, Reason.NO_READY_ENGINE, problem.message)
+    return Outcome(False, Reason.STARTING, f"0 of {wanted} engines have loaded the model")
+
+
+def progressing(facts: Facts) -> Outcome:
+    """Whether the pods are on their way to the spec."""
+    moving = facts.step.phase in (Phase.CHECKING, Phase.ROLLING)
+    return Outcome(moving, facts.step.reason, facts.step.message)
+
+
+def degraded(facts: Facts) -> Outcome:
+    """Whether something needs a person."""
+    step = facts.step
+    if facts.api_problem:
+        return Outcome(True, Reason.API_ERROR, facts.api_problem)
+    blocked = step.phase in (Phase.REFUSED, Phase.STOPPED)
+    if blocked or step.reason is Reason.IMAGE_PULL_FAILED:
+        return Outcome(True, step.reason, step.message)
+    problem = _pod_problem(facts)
+    if problem is not None:
+        return problem
+    policy = facts.serving.spec.kv_cache.eviction.policy
+    if policy is not EvictionPolicy.NONE:
+        message = (
+            f"spec.kvCache.eviction.policy: {policy.value} is not available on this engine yet"
+        )
+        return Outcome(True, Reason.UNSUPPORTED_EVICTION, message)
+    return Outcome(False, Reason.AS_EXPECTED, "nothing is wrong")
+
+
+def metrics_available(facts: Facts) -> Outcome | None:
+    """Whether the numbers behind decisions are there; None where nothing was looked at."""
+    observation = facts.turn.observation
+    if observation is None:
+        return None
+    if not observation.engines:
+        return Outcome(None, Reason.NOT_OBSERVED, "no engine is ready to be observed")
+    blocking = observation.blocking()
+    problem = next(iter(blocking or observation.problems), None)
+    if problem is None:
+        engines = len(observation.engines)
+        return Outcome(True, Reason.METRICS_FRESH, f"metrics of {engines} engines are fresh")
+    where = (
+        f"{problem.target}: " if problem.target and problem.target not in problem.message else ""
+    )
+    return Outcome(not blocking, Reason(problem.reason.value), f"{where}{problem.message}")
+
+
+def quality_gate(facts: Facts) -> Outcome:
+    """Verdict on output quality: trials, which would give one, are not run yet."""
+    reference = facts.serving.spec.rollback_policy_ref
+    if facts.policy_missing and reference is not None:
+        message = f"spec.rollbackPolicyRef: KVRollbackPolicy {reference.name} does not exist"
+        return Outcome(None, Reason.POLICY_NOT_FOUND, message)
+    return Outcome(None, Reason.NOT_RUN, "no trial has measured quality")
+
+
+def tuning_active(facts: Facts) -> Outcome | None:
+    """Whether the tuner may change settings now; None where that was not looked at."""
+    spec, turn = facts.serving.spec, facts.turn
+    if spec.tuning.mode is TuningMode.OFF:
+        return Outcome(False, Reason.TUNING_OFF, "spec.tuning.mode is Off")
+    if spec.engine.plugin is Switch.DISABLED or turn.readback.no_runtime_api:
+        message = "the engine has no runtime API: MaxActiveSeqs changes by a restart only"
+        return Outcome(False, Reason.NO_RUNTIME_API, message)
+    if facts.step.phase is Phase.ROLLING or not facts.ready:
+        return Outcome(False, Reason.WAITING_FOR_ENGINES, "pods are being started or replaced")
+    if turn.observation is None:
+        return None
+    if turn.observation.blocking():
+        message = f"holds: {turn.observation.blocking()[0].message}"
+        return Outcome(False, Reason.WAITING_FOR_METRICS, message)
+    if spec.tuning.mode is TuningMode.RECOMMEND:
+        message = "spec.tuning.mode is Recommend: nothing is changed"
+        return Outcome(False, Reason.RECOMMEND_ONLY, message)
+    if turn.outcome == "Rejected":
+        return Outcome(False, Reason.RUNTIME_REJECTED, turn.rejection)
+    decision = turn.decision
+    changed = decision is not None and decision.action is Action.CHANGE
+    if decision is not None and (changed or decision.reason is TunerReason.COOLDOWN):
+        return Outcome(True, Reason.COOLING_DOWN, "a recent change must settle first")
+    return Outcome(True, Reason.TUNING, "the tuner observes and may act")
+
+
+def rolled_back(facts: Facts) -> Outcome:
+    """Whether a trial of the spec's setting was undone."""
+    message = f"no trial of generation {facts.serving.metadata.generation} was undone"
+    return Outcome(False, Reason.NOT_ROLLED_BACK, message)
+
+
+def _pod_problem(facts: Facts) -> Outcome | None:
+    """First pod that cannot come up by itself."""
+    for pod in facts.engines:
+        if pod.ready:
+            continue
+        if pod.unschedulable and facts.now - pod.created_at >= UNSCHEDULABLE_GRACE_SECONDS:
+            return Outcome(True, Reason.UNSCHEDULABLE, f"pod {pod.name}: {pod.unschedulable}")
+        if pod.image_problem:
+            return Outcome(True, Reason.IMAGE_PULL_FAILED, _waiting(pod))
+        if pod.config_problem:
+            return Outcome(True, Reason.ROLLOUT_FAILED, _waiting(pod))
+        if pod.crash_looping:
+            reason, message = crash(pod)
+            return Outcome(True, reason, message)
+    return None
+
+
+def _waiting(pod: PodView) -> str:
+    return f"pod {pod.name}: {pod.waiting_reason}: {pod.waiting_message}"
