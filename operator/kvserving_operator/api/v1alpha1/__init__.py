@@ -19,7 +19,12 @@ from kvserving_operator.api.v1alpha1.monitoring import (
     MonitoringSpec,
     PrometheusSpec,
 )
-from kvserving_operator.api.v1alpha1.parse import parse_policy, parse_serving, parse_trial
+from kvserving_operator.api.v1alpha1.parse import (
+    PARSERS,
+    parse_policy,
+    parse_serving,
+    parse_trial,
+)
 from kvserving_operator.api.v1alpha1.pod_template import (
     EnvVar,
     ObjectReference,
@@ -79,6 +84,7 @@ __all__ = [
     "GROUP",
     "MAX_PODS",
     "MIXED",
+    "PARSERS",
     "VERSION",
     "Accelerator",
     "CapacityStatus",

@@ -106,9 +106,12 @@ class EngineSpec(ApiModel):
             field="gpuMemoryUtilizationPercent",
         ),
         Rule(
-            cel="!has(self.gpuMemoryUtilizationPercent) || !has(self.kvCacheMemory)",
+            cel="self.accelerator != 'NVIDIA' || !has(self.gpuMemoryUtilizationPercent)"
+            " || !has(self.kvCacheMemory)",
             holds=lambda spec: (
-                spec.gpu_memory_utilization_percent is None or spec.kv_cache_memory is None
+                spec.accelerator is not Accelerator.NVIDIA
+                or spec.gpu_memory_utilization_percent is None
+                or spec.kv_cache_memory is None
             ),
             message="set either kvCacheMemory or gpuMemoryUtilizationPercent, not both:"
             " each of them sizes the KV cache",
@@ -145,7 +148,7 @@ class EngineSpec(ApiModel):
         ]
         | None
     ) = None
-    """vLLM version in the image, for flags and metric names before the engine has reported its
+    """Version of vLLM in the image, for flags and metric names before the engine has reported its
     own; the default is the version of the operator's image."""
     accelerator: Accelerator = Accelerator.CPU
     """What the engine computes on; NVIDIA requests tensor x pipeline GPUs for each pod."""

@@ -1,7 +1,7 @@
 """From what the Kubernetes API delivers to typed resources, with faults that a user can act on."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -42,6 +42,14 @@ def parse_policy(body: Mapping[str, Any]) -> KVRollbackPolicy:
 def parse_trial(body: Mapping[str, Any]) -> KVTrial:
     """Give a KVTrial, or raise SpecError with every fault of its spec."""
     return _parse(KVTrial, body)
+
+
+PARSERS: dict[str, Callable[[Mapping[str, Any]], ResourceModel]] = {
+    "KVServing": parse_serving,
+    "KVRollbackPolicy": parse_policy,
+    "KVTrial": parse_trial,
+}
+"""Parser of each kind."""
 
 
 def _parse(model: type[ResourceT], body: Mapping[str, Any]) -> ResourceT:

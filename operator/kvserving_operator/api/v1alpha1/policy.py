@@ -129,7 +129,7 @@ class FallbackSpec(ApiModel):
     """Settings to return to when quality regresses; eviction is always switched off."""
 
     kv_cache_dtype: FallbackDType = FallbackDType.AUTO
-    """16-bit dtype to return to; `auto` is the model's own."""
+    """Dtype of 16 bits to return to; `auto` is the model's own."""
 
 
 class MemorySpec(ApiModel):

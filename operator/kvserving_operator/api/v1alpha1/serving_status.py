@@ -61,7 +61,7 @@ class EffectiveStatus(StatusModel):
     max_scheduled_tokens: CountOrMixed | None = None
     """Cap on tokens that one engine step may process."""
     engine_version: Word | None = None
-    """vLLM version that the engines report."""
+    """Version of vLLM that the engines report."""
     plugin_version: Word | None = None
     """Version of the KVServing plugin; unset for a stock image."""
 
