@@ -1,0 +1,112 @@
+"""The command line: up, down, status, load."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from localcluster import external, gobuild
+from localcluster.cluster import Cluster
+from localcluster.debian import NEEDED, ensure_packages
+from localcluster.errors import LocalClusterError, UnsupportedHostError
+from localcluster.host import HostFacts, detect_host
+from localcluster.layout import Layout, layout_from_environment
+from localcluster.lock import machine_lock
+from localcluster.progress import Progress
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command; its exit status."""
+    options = _parser().parse_args(arguments)
+    progress = Progress(quiet=options.command == "status")
+    layout = layout_from_environment(os.environ)
+    try:
+        outside = external.kubeconfig_from_environment(os.environ)
+        if outside is not None:
+            return external.run_command(
+                options.command, outside, as_json=getattr(options, "json", False)
+            )
+        return _local(options, layout, progress)
+    except LocalClusterError as error:
+        print(f"localcluster: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("localcluster: interrupted; run the same command again to go on", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="localcluster", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    up = commands.add_parser(
+        "up", help="build what is missing and start the cluster; does nothing when it runs"
+    )
+    up.add_argument(
+        "--no-install",
+        action="store_true",
+        help="name missing Debian packages instead of installing them",
+    )
+    commands.add_parser("down", help="end the cluster and leave nothing but the cache behind")
+    status = commands.add_parser(
+        "status", help="say how the cluster is; exit status 1 when it does not work"
+    )
+    status.add_argument("--json", action="store_true", help="machine-readable output")
+    return parser
+
+
+def _local(options: argparse.Namespace, layout: Layout, progress: Progress) -> int:
+    facts = detect_host()
+    if options.command == "status":
+        return _status(Cluster(layout, facts, progress), layout, as_json=options.json)
+    _require_abilities(facts)
+    if options.command == "up":
+        ensure_packages(NEEDED, progress, install=not options.no_install)
+    with machine_lock(layout.lock, progress):
+        cluster = Cluster(layout, facts, progress)
+        if options.command == "down":
+            cluster.down()
+            progress.say("the cluster is down")
+            return 0
+        gobuild.build_programs(layout, progress)
+        cluster.up()
+    progress.say("the cluster is up")
+    print(f"export KUBECONFIG={layout.kubeconfig}")
+    return 0
+
+
+def _require_abilities(facts: HostFacts) -> None:
+    if not facts.root:
+        raise UnsupportedHostError("a Kubernetes node needs root: run this with sudo")
+    if not facts.can_make_namespaces:
+        raise UnsupportedHostError(
+            "a Kubernetes node needs CAP_SYS_ADMIN: run this outside of an unprivileged container"
+        )
+
+
+def _status(cluster: Cluster, layout: Layout, *, as_json: bool) -> int:
+    health = cluster.health()
+    images = cluster.images() if health.components.get("containerd") else []
+    if as_json:
+        document = {
+            **asdict(health),
+            "healthy": health.healthy,
+            "kubeconfig": str(layout.kubeconfig),
+            "images": images,
+        }
+        print(json.dumps(document, indent=2))
+        return 0 if health.healthy else 1
+    for name, running in health.components.items():
+        print(f"{name:26}{'running' if running else 'not running'}")
+    for name, ready in (
+        ("API", health.api_ready),
+        (f"node {layout.node_name}", health.node_ready),
+        ("DNS", health.dns_ready),
+    ):
+        print(f"{name:26}{'ready' if ready else 'not ready'}")
+    if health.api_ready:
+        print(f"{'KUBECONFIG':26}{layout.kubeconfig}")
+    for image in images:
+        print(f"{'image':26}{image}")
+    return 0 if health.healthy else 1
