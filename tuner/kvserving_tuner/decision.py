@@ -23,16 +23,6 @@ class DiagnosisKind(StrEnum):
     """Data is missing, stale, too young, or contradicts itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """One conclusion with the numbers behind it; `target` is the engine it rests on, None: all."""
-
-    kind: DiagnosisKind
-    target: str | None
-    message: str
-    evidence: Mapping[str, float | str]
-
-
 class Knob(StrEnum):
     """What a change may move."""
 
@@ -120,6 +110,18 @@ class Reason(StrEnum):
     AT_MINIMUM = "AtMinimum"
     RECOMMENDATION_STANDS = "RecommendationStands"
     """What is recommended has not changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One conclusion with the numbers behind it; `target` is the engine it rests on, None: all."""
+
+    kind: DiagnosisKind
+    target: str | None
+    message: str
+    evidence: Mapping[str, float | str]
+    reason: Reason | None = None
+    """Why nothing follows from it, where that is already certain."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,19 +41,21 @@ class Unreadable:
     reason: str
 
 
+def parse_exposition(text: str) -> tuple[Sample, ...]:
+    """All samples of an exposition; raises whatever the parser raises where it is malformed."""
+    return tuple(
+        Sample(sample.name, sample.labels, sample.value)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    )
+
+
 def parse(text: str, at: float) -> Scrape | Unreadable:
     """Read one exposition, keeping the samples that some quantity may be read from."""
     if len(text) > MAXIMUM_BYTES:
         return Unreadable(f"longer than {MAXIMUM_BYTES} bytes")
     try:
-        return collect(
-            (
-                Sample(sample.name, sample.labels, sample.value)
-                for family in text_string_to_metric_families(text)
-                for sample in family.samples
-            ),
-            at,
-        )
+        return collect(parse_exposition(text), at)
     # The parser raises whatever its string handling raises: ValueError, IndexError, KeyError.
     except Exception as error:
         return Unreadable(f"not Prometheus text: {error}")

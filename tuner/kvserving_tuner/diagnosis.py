@@ -1,0 +1,173 @@
+"""What limits an engine, from its windows alone.
+
+The order of the questions matters: a storm is looked for first and in a window of its own, because
+it is the one state in which waiting for better data costs throughput.
+"""
+
+from collections.abc import Mapping
+
+from kvserving_tuner.assembly import idle
+from kvserving_tuner.decision import Diagnosis, DiagnosisKind, Reason
+from kvserving_tuner.observation import EngineObservation, GaugeWindow, Window
+from kvserving_tuner.readings import Known, Unknown, known
+from kvserving_tuner.settings import Thresholds
+
+Evidence = Mapping[str, float | str]
+
+
+def diagnose_engine(engine: EngineObservation, cap: int | None, limits: Thresholds) -> Diagnosis:
+    """Diagnose one engine whose ranks may each run `cap` sequences (None: not known)."""
+    for part in (engine.short, engine.full):
+        if isinstance(part, Window):
+            storm = find_storm(engine.target, part, limits)
+            if storm is not None:
+                return storm
+    full = engine.full
+    if isinstance(full, Unknown):
+        reason = Reason.WARMING_UP if engine.answered else Reason.METRICS_MISSING
+        return _unknown(engine, full.reason, reason)
+    gauges = _gauges(full)
+    if isinstance(gauges, Unknown):
+        return _unknown(engine, gauges.reason, Reason.METRICS_MISSING)
+    running, waiting, usage = gauges
+    contradiction = find_contradiction(running, waiting, usage)
+    if contradiction is not None:
+        return _unknown(engine, contradiction, Reason.CONTRADICTION)
+    evidence = summary(full)
+    if idle(full, limits):
+        return Diagnosis(DiagnosisKind.IDLE, engine.target, "no requests", evidence, Reason.IDLE)
+    queued = waiting.mean > 0 and waiting.last > 0
+    if queued and usage.p95 >= limits.pressure_kv_usage:
+        return Diagnosis(
+            DiagnosisKind.KV_PRESSURE,
+            engine.target,
+            f"{waiting.mean:.1f} requests wait at {usage.p95:.0%} KV use without preemptions",
+            evidence,
+            Reason.KV_PRESSURE,
+        )
+    at_cap = cap is not None and cap_reached(running, cap * engine.ranks, limits)
+    if queued and at_cap and usage.p95 < limits.cap_free_kv_usage:
+        return Diagnosis(
+            DiagnosisKind.SEQUENCE_CAP,
+            engine.target,
+            f"{waiting.mean:.1f} requests wait while {running.mean:.1f} run under a cap of "
+            f"{cap} at {usage.p95:.0%} KV use",
+            evidence,
+        )
+    message = f"{running.mean:.1f} requests run, {waiting.mean:.1f} wait, KV use is {usage.p95:.0%}"
+    return Diagnosis(DiagnosisKind.HEALTHY, engine.target, message, evidence, Reason.HEALTHY)
+
+
+def find_storm(target: str, part: Window, limits: Thresholds) -> Diagnosis | None:
+    """A preemption storm in this window, None if there is none."""
+    running, usage = part.running, part.kv_usage
+    if not isinstance(running, GaugeWindow) or not isinstance(usage, GaugeWindow):
+        return None
+    if usage.maximum < limits.storm_kv_usage or running.mean <= 0:
+        return None
+    counted, unexplained = known(part.preemptions), known(part.unexplained_departures)
+    finished, slowdown = known(part.finished), known(part.generation_slowdown)
+    if counted is None:
+        return None
+    preemptions = counted
+    # The counter comes late; the balance of the queue may stand in for it once throughput agrees.
+    if (
+        unexplained is not None
+        and unexplained > counted
+        and slowdown is not None
+        and slowdown <= limits.storm_slowdown
+    ):
+        preemptions = unexplained
+    if preemptions < limits.storm_minimum_preemptions:
+        return None
+    per_running = preemptions / running.mean / part.span_seconds
+    share = preemptions / finished if finished else None
+    enough_finished = finished is not None and finished >= limits.storm_minimum_finished
+    by_share = enough_finished and share is not None and share >= limits.storm_preempted_share
+    if not by_share and per_running < limits.storm_preemptions_per_running_second:
+        return None
+    evidence: dict[str, float | str] = {
+        **summary(part),
+        "preemptions_judged": preemptions,
+        "preemptions_per_running_second": round(per_running, 4),
+    }
+    if share is not None:
+        evidence["preemptions_per_finished"] = round(share, 4)
+    done = "unknown" if finished is None else f"{finished:.0f}"
+    return Diagnosis(
+        DiagnosisKind.PREEMPTION_STORM,
+        target,
+        f"{preemptions:.0f} preemptions in {part.span_seconds:.0f} s with {running.mean:.1f} "
+        f"running and {done} finished at {usage.maximum:.0%} KV use",
+        evidence,
+        Reason.PREEMPTION_STORM,
+    )
+
+
+def find_contradiction(
+    running: GaugeWindow, waiting: GaugeWindow, usage: GaugeWindow
+) -> str | None:
+    """What in these gauges cannot be true, None if nothing."""
+    if usage.minimum < 0 or usage.maximum > 1.001:
+        return f"KV use between {usage.minimum:g} and {usage.maximum:g} is not a share"
+    if min(running.minimum, waiting.minimum) < 0:
+        return "a negative number of requests"
+    # A scheduler that neither runs nor admits anything is stuck; no setting explains that.
+    if waiting.minimum > 0 and running.maximum == 0:
+        return f"{waiting.minimum:g} or more requests wait for capacity while none runs"
+    return None
+
+
+def cap_reached(running: GaugeWindow, cap: int, limits: Thresholds) -> bool:
+    """Whether the cap is what keeps the number of running sequences down.
+
+    Between two engine steps a finished sequence leaves a hole that a sample may catch, which
+    weighs more under small caps: there the mean may lie up to one sequence below.
+    """
+    reached = cap * limits.cap_reached_share
+    return running.maximum >= reached and running.mean >= min(reached, max(cap - 1, cap / 2))
+
+
+def summary(part: Window) -> dict[str, float | str]:
+    """The window's figures that a diagnosis may rest on."""
+    figures: dict[str, float | str] = {
+        "window_seconds": round(part.span_seconds, 1),
+        "scrapes": part.scrapes,
+    }
+    for name, value in (
+        ("running", part.running),
+        ("waiting", part.waiting),
+        ("kv_usage", part.kv_usage),
+    ):
+        if isinstance(value, GaugeWindow):
+            figures[f"{name}_mean"] = round(value.mean, 4)
+            figures[f"{name}_max"] = round(value.maximum, 4)
+    for name, reading in (
+        ("preemptions", part.preemptions),
+        ("finished", part.finished),
+        ("generation_tokens", part.generation_tokens),
+        ("unexplained_departures", part.unexplained_departures),
+        ("generation_slowdown", part.generation_slowdown),
+    ):
+        if isinstance(reading, Known):
+            figures[name] = round(reading.value, 4)
+    return figures
+
+
+def _gauges(part: Window) -> tuple[GaugeWindow, GaugeWindow, GaugeWindow] | Unknown:
+    """Running, waiting and KV use, if they and the counters that explain them are known."""
+    if isinstance(part.running, Unknown):
+        return Unknown(f"running: {part.running.reason}")
+    if isinstance(part.waiting, Unknown):
+        return Unknown(f"waiting: {part.waiting.reason}")
+    if isinstance(part.kv_usage, Unknown):
+        return Unknown(f"KV use: {part.kv_usage.reason}")
+    if isinstance(part.preemptions, Unknown):
+        return Unknown(f"preemptions: {part.preemptions.reason}")
+    if isinstance(part.generation_tokens, Unknown):
+        return Unknown(f"generation tokens: {part.generation_tokens.reason}")
+    return part.running, part.waiting, part.kv_usage
+
+
+def _unknown(engine: EngineObservation, why: str, reason: Reason) -> Diagnosis:
+    return Diagnosis(DiagnosisKind.UNKNOWN, engine.target, why, {"why": why}, reason)
