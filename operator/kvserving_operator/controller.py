@@ -1,6 +1,4 @@
-"""One look at a KVServing: observe, step, apply, tune, report. The thin shell around the pure
-parts.
-"""
+"""One look at a KVServing: observe, step, apply, tune, report; the shell around the pure parts."""
 
 import logging
 import secrets
@@ -27,7 +25,8 @@ from kvserving_operator.rollout import Phase, Situation, Step, advance
 from kvserving_operator.session import Session
 from kvserving_operator.settings import Settings
 from kvserving_operator.status import build_status, invalid_status, parse_status
-from kvserving_operator.tuning import ServingTuner, Turn, new_basis
+from kvserving_operator.tuning import Judge, ServingTuner, Turn, new_basis
+from kvserving_tuner.loop import decide
 from kvserving_tuner.runtime_client import RuntimeClient
 from kvserving_tuner.state import TunerState
 
@@ -48,7 +47,9 @@ class Controller:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         new_token: Callable[[], str] = lambda: secrets.token_urlsafe(32),
+        judge: Judge = decide,
     ) -> None:
+        self._judge = judge
         self._cluster = FencedCluster(cluster, may_act)
         self._settings = settings
         self._http = http
@@ -206,7 +207,7 @@ class Controller:
         if session is None or session.uid != uid:
             self.forget(namespace, name)
             client = RuntimeClient(self._http, self._settings.engine_timeout_seconds)
-            session = Session(uid, ServingTuner(self._http, client, self._may_act))
+            session = Session(uid, ServingTuner(self._http, client, self._may_act, self._judge))
             self._sessions[(namespace, name)] = session
             self._metrics.servings.set(len(self._sessions))
         return session

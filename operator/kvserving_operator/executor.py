@@ -1,5 +1,4 @@
-"""Carries out what the pure parts decided, through a Cluster that may only be changed while the
-Lease is held.
+"""Carries out what the pure parts decided.
 
 The memory is written first and the Deployment last: a crash in between repeats a step and never
 forgets one.
@@ -157,7 +156,7 @@ class Executor:
         session.deployment_generation = deployment_view(applied).generation
 
     async def _learn_token(self, session: Session, ref: ServingRef) -> None:
-        """Read the token, or make it: once, since running engines keep the one they started with."""
+        """Read the token, or make it: once, as running engines keep the one they began with."""
         secret = await self._cluster.get(Kind.Secret, ref.namespace, ref.token_secret)
         if secret is None:
             manifest = token_secret(ref, self._new_token)

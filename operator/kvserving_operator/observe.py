@@ -71,6 +71,8 @@ class PodView:
     waiting_message: str
     last_exit: Exit | None
     unschedulable: str | None
+    gated: bool
+    """Whether it waits for promoted values before it counts as ready."""
     gate: bool
     gate_message: str
 
@@ -160,6 +162,10 @@ def pod_view(pod: Object) -> PodView:
         waiting_message=str(waiting.get("message") or ""),
         last_exit=_exit(state) or _exit(last),
         unschedulable=_unschedulable(status),
+        gated=any(
+            entry.get("conditionType") == SETTINGS_GATE
+            for entry in (pod.get("spec") or {}).get("readinessGates") or ()
+        ),
         gate=gate.get("status") == "True",
         gate_message=str(gate.get("message") or ""),
     )

@@ -85,6 +85,8 @@ def gates(
     """
     changed = []
     for pod in pods:
+        if not pod.gated:
+            continue
         gate = _gate(pod, runtime.get(pod.name), cap)
         if (gate.open, gate.message) != (pod.gate, pod.gate_message):
             changed.append(gate)

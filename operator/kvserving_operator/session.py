@@ -9,12 +9,12 @@ from kvserving_operator.tuning import ServingTuner
 
 @dataclass
 class Session:
-    """Can be rebuilt from the cluster at any time; `uid` tells a re-made object from its namesake."""
+    """Can be rebuilt from the cluster; `uid` tells a re-made object from its namesake."""
 
     uid: str
     tuner: ServingTuner
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    memory: Memory = Memory()
+    memory: Memory = field(default_factory=Memory)
     stored: Memory | None = None
     """Memory as last written or read; None before the first look."""
     token: str | None = None

@@ -123,7 +123,7 @@ def _outcomes(facts: Facts) -> Iterable[tuple[ConditionType, Outcome | None]]:
 
 
 def _generation(type: ConditionType, old: Condition | None, outcome: Outcome, facts: Facts) -> int:
-    """Generation that a condition speaks of: pods that serve an older one must not claim a newer."""
+    """Generation a condition speaks of: pods that serve an older one claim no newer."""
     settled = facts.step.phase is Phase.DONE
     if type is ConditionType.READY and outcome.status and not settled and old is not None:
         return old.observed_generation

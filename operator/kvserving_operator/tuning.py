@@ -39,6 +39,12 @@ logger = logging.getLogger(__name__)
 Commit = Callable[[tuple[PromotedValue, ...], TunerState], Awaitable[None]]
 """Stores promoted values before any engine is told, so that a crash in between loses nothing."""
 
+Judge = Callable[
+    [TuningSettings, Observation, Sequence[RuntimeState], TunerState, float],
+    tuple[Decision, TunerState],
+]
+"""The tuner's decision; replaced in tests alone."""
+
 
 @dataclass(frozen=True)
 class Readback:
@@ -70,7 +76,7 @@ class Turn:
 
 def tuning_settings(spec: KVServingSpec) -> TuningSettings:
     """Settings of the tuner from a spec."""
-    knob = next((k for k in spec.tuning.knobs if k.name is KnobName.MAX_ACTIVE_SEQS), None)
+    knob = {k.name: k for k in spec.tuning.knobs}.get(KnobName.MAX_ACTIVE_SEQS)
     bounds = None
     if knob is not None:
         bounds = Bounds(minimum=knob.minimum or 1, maximum=knob.maximum)
@@ -94,9 +100,14 @@ class ServingTuner:
     """Windows, memory and clients of one serving."""
 
     def __init__(
-        self, http: httpx.AsyncClient, runtime: RuntimeClient, may_act: Callable[[], None]
+        self,
+        http: httpx.AsyncClient,
+        runtime: RuntimeClient,
+        may_act: Callable[[], None],
+        judge: Judge = decide,
     ) -> None:
         self._may_act = may_act
+        self._judge = judge
         self._http = http
         self._runtime = runtime
         self._source: Source | None = None
@@ -145,7 +156,7 @@ class ServingTuner:
             return Turn(readback, kept, state, observation)
         known = [readback.runtime[p.name] for p in serving_pods if p.name in readback.runtime]
         settings = tuning_settings(serving.spec)
-        decision, new_state = decide(settings, observation, known, state, now)
+        decision, new_state = self._judge(settings, observation, known, state, now)
         turn = Turn(readback, kept, new_state, observation, decision)
         if decision.action is not Action.CHANGE or decision.change is None:
             return turn

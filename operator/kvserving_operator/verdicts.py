@@ -1,6 +1,4 @@
-"""Conditions of a KVServing from the facts: each function gives status, reason and message of one.
-Pure.
-"""
+"""Conditions of a KVServing from the facts: status, reason and message of each. Pure."""
 
 from dataclasses import dataclass
 

@@ -78,7 +78,7 @@ def _switch(name: str, switch: Switch) -> str:
 def _histogram_buckets(engine: Engine) -> Sequence[str]:
     """Put a bucket edge exactly at each SLO: the share within it is counted, not interpolated."""
     slo = engine.spec.slo
-    if slo is None or engine.version is None or engine.version < CUSTOM_BUCKETS:
+    if engine.version is None or engine.version < CUSTOM_BUCKETS:
         return ()
     families = {}
     if slo.ttft_milliseconds is not None:

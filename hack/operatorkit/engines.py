@@ -1,0 +1,59 @@
+"""Engines as the operator sees them: the runtime API and metrics of each pod's address."""
+
+import json
+from typing import Any
+
+import httpx
+
+
+class Engines:
+    """HTTP of all engines: runtime API and metrics, by pod address."""
+
+    def __init__(self) -> None:
+        self.caps: dict[str, int] = {}
+        self.down: set[str] = set()
+        self.refusing: set[str] = set()
+        self.tokens: set[str] = set()
+        self.patches: list[tuple[str, dict[str, Any]]] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        """Answer one request; refuse the connection of an engine that is down."""
+        host = request.url.host
+        if host in self.down or host not in self.caps:
+            raise httpx.ConnectError("connection refused", request=request)
+        if request.url.path == "/metrics":
+            return httpx.Response(200, text="")
+        self.tokens.add(request.headers.get("Authorization", ""))
+        if request.method == "PATCH":
+            body = json.loads(request.content)
+            self.patches.append((host, body))
+            if host in self.refusing:
+                fault = {"field": "max_active_seqs", "expected": "1 to 16", "got": "99"}
+                return httpx.Response(422, json={"error": {**fault, "message": "out of bounds"}})
+            self.caps[host] = body["max_active_seqs"]
+        return httpx.Response(200, json=runtime_document(self.caps[host]))
+
+
+def runtime_document(cap: int, dtype: str = "bfloat16", startup_cap: int = 16) -> dict[str, Any]:
+    """What an engine's runtime API answers."""
+    return {
+        "api_version": "v1",
+        "effective": {
+            "kv_cache_dtype": dtype,
+            "max_active_seqs": cap,
+            "max_scheduled_tokens": 1024,
+            "eviction": {"policy": "None"},
+        },
+        "envelope": {"max_active_seqs": {"minimum": 1, "maximum": startup_cap}},
+        "capacity": {
+            "kv_cache_tokens": 8192,
+            "blocks": 64,
+            "block_size": 128,
+            "bytes_per_token": 2880.5,
+            "kv_cache_bytes": 64 << 20,
+            "max_concurrency": 8.0,
+        },
+        "versions": {"vllm": "0.32.0", "plugin": "0.1.0"},
+        "startup": {"max_num_seqs": startup_cap},
+        "last_change": None,
+    }
