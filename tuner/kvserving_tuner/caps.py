@@ -13,7 +13,7 @@ from kvserving_tuner.fit import engine_fit
 from kvserving_tuner.histograms import Histogram
 from kvserving_tuner.observation import EngineObservation, GaugeWindow, Window
 from kvserving_tuner.readings import Unknown, known
-from kvserving_tuner.settings import CapRules, Slo, Thresholds, TuningSettings
+from kvserving_tuner.settings import CapRules, Thresholds, TuningSettings
 from kvserving_tuner.state import Ceiling
 
 
@@ -130,7 +130,7 @@ def below_ceiling(ceiling: Ceiling, per_sequence: float | None, rules: CapRules)
     sequences = ceiling.sequences
     if is_lighter(ceiling, per_sequence, rules) and per_sequence and ceiling.kv_per_sequence:
         sequences *= ceiling.kv_per_sequence / per_sequence
-    return math.ceil(sequences * (1 - rules.ceiling_margin)) - 1
+    return min(math.floor(sequences * (1 - rules.ceiling_margin)), math.ceil(sequences) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,29 +141,28 @@ class Slack:
     message: str
 
 
-def tpot_slack(engines: Sequence[EngineObservation], slo: Slo, limits: Thresholds) -> Slack:
+def tpot_slack(engines: Sequence[EngineObservation], settings: TuningSettings) -> Slack:
     """Compare the slowest engine's time per output token with its target."""
-    if slo.tpot_ms is None:
+    room, percentile = settings.tpot_room_ms(), settings.slo.percentile
+    if room is None:
         return Slack(True, "no target for time per output token")
-    room = slo.tpot_ms * (1 - limits.tpot_slack_share)
+    allowed = 1 - percentile / 100
     for engine in engines:
         if isinstance(engine.full, Unknown):
             return Slack(None, f"{engine.target}: {engine.full.reason}")
         latencies = engine.full.tpot
         if not isinstance(latencies, Histogram):
-            return Slack(None, f"{engine.target}: {latencies.reason}")
-        if not latencies.count:
-            continue
+            return Slack(None, f"{engine.target}: time per output token: {latencies.reason}")
+        # Nothing finished on this engine lately: it has no say, the others have.
         share = latencies.share_above(room / 1000)
-        allowed = 1 - slo.percentile / 100
-        if isinstance(share, Unknown) or share.lo <= allowed < share.hi:
-            return Slack(
-                None,
-                f"{engine.target}: p{slo.percentile:g} lies in a bucket that spans {room:.0f} ms",
-            )
+        if isinstance(share, Unknown) or share.hi <= allowed:
+            continue
         if share.lo > allowed:
             return Slack(
                 False,
-                f"{engine.target}: {share.lo:.0%} of requests exceed {room:.0f} ms per token",
+                f"{engine.target}: {share.lo:.0%} of requests need more than {room:g} ms per token",
             )
-    return Slack(True, f"p{slo.percentile:g} of time per output token is below {room:.0f} ms")
+        return Slack(
+            None, f"{engine.target}: p{percentile:g} lies in a bucket that spans {room:g} ms"
+        )
+    return Slack(True, f"p{percentile:g} of time per output token is below {room:g} ms")

@@ -156,3 +156,14 @@ class TuningSettings(_Frozen):
     windows: Windows = Windows()
     thresholds: Thresholds = Thresholds()
     cap: CapRules = CapRules()
+
+    def tpot_room_ms(self) -> float | None:
+        """Time per output token that must not be exceeded for more sequences to be allowed."""
+        if self.slo.tpot_ms is None:
+            return None
+        return round(self.slo.tpot_ms * (1 - self.thresholds.tpot_slack_share), 3)
+
+    def tpot_edges_ms(self) -> tuple[float, ...]:
+        """Bucket edges an engine should have, so that comparisons with them are certain."""
+        room = self.tpot_room_ms()
+        return () if room is None or self.slo.tpot_ms is None else (room, self.slo.tpot_ms)
