@@ -18,7 +18,8 @@ _INTRODUCTION = f"""\
 # API reference
 
 Version `{API_VERSION}`. Generated from the models by
-`python -m kvserving_operator.api.docs --write`; every rule here is enforced by the API server when a manifest is applied.
+`python -m kvserving_operator.api.docs --write`;
+the API server enforces every rule of it when a manifest is applied.
 
 """
 

@@ -47,6 +47,7 @@ OWNED_FLAGS: dict[str, str] = {
     "--config": _OPERATOR,
     "--custom-histogram-buckets": _OPERATOR,
     "--disable-log-stats": _OPERATOR,
+    "--shutdown-timeout": "spec.rollout.drainSeconds",
     "--hf-token": "a Secret in spec.podTemplate.env",
     "--api-key": "a Secret in spec.podTemplate.env",
     "--nnodes": _MULTI_NODE,
@@ -88,6 +89,11 @@ ExtraArg = Annotated[
             cel=f"self.matches(r'{ARGUMENT_PATTERN}')",
             holds=lambda argument: matches(ARGUMENT_PATTERN, argument),
             message='expected one flag of the form --flag or --flag=value, got "{self}"',
+        ),
+        Rule(
+            cel="!self.contains('$(')",
+            holds=lambda argument: "$(" not in argument,
+            message='must not hold "$(", which the node would replace by a variable, got "{self}"',
         ),
         Rule(
             cel=f"!{_CEL_FLAGS}.exists(flag, flag.startsWith({_CEL_FLAG}))",

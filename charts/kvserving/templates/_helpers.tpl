@@ -1,0 +1,70 @@
+{{- define "kvserving.name" -}}
+{{- .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- end }}
+
+{{- define "kvserving.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "kvserving.name" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end }}
+
+{{- define "kvserving.selectorLabels" -}}
+app.kubernetes.io/name: kvserving-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "kvserving.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 }}
+{{ include "kvserving.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/part-of: kvserving
+{{- end }}
+
+{{- /* What the operator does to the objects of a namespace, and nothing more. */ -}}
+{{- define "kvserving.rules" -}}
+- apiGroups: [kvserving.dev]
+  resources: [kvservings]
+  verbs: [get, list, watch, patch, update]
+- apiGroups: [kvserving.dev]
+  resources: [kvservings/status]
+  verbs: [get, patch, update]
+# Owner references that block deletion are allowed only to who may set finalizers of the owner.
+- apiGroups: [kvserving.dev]
+  resources: [kvservings/finalizers]
+  verbs: [update]
+- apiGroups: [kvserving.dev]
+  resources: [kvrollbackpolicies]
+  verbs: [get, list, watch]
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, create, patch, delete]
+# The readiness gate by which promoted live settings reach a pod before it serves.
+- apiGroups: [""]
+  resources: [pods/status]
+  verbs: [patch]
+- apiGroups: [""]
+  resources: [services]
+  verbs: [get, list, watch, create, patch, update, delete]
+- apiGroups: [""]
+  resources: [serviceaccounts, configmaps]
+  verbs: [get, list, create, patch, update, delete]
+# The token of each engine's runtime API; neither list nor watch.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get, create, patch]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, create, patch, delete]
+- apiGroups: ["", events.k8s.io]
+  resources: [events]
+  verbs: [create, patch]
+{{- end }}

@@ -1,0 +1,105 @@
+"""Install, upgrade and uninstall on a real cluster through Helm's SDK.
+
+A copy of the chart under another API group is used, and its pod is kept from being scheduled, so
+that an operator which already serves this cluster is left alone.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import helm_python as helm
+import pytest
+from kubernetes import client, config
+
+pytestmark = pytest.mark.cluster
+
+CHART = Path(__file__).parents[2] / "charts" / "kvserving"
+GROUP = "charttest.kvserving.dev"
+# Namespaces go slowly, so that a second run must not meet the first one's.
+NAME = f"charttest-{token_hex(3)}"
+VALUES = {
+    "nameOverride": NAME,
+    "watchNamespaces": [NAME],
+    "rbac": {"aggregate": False},
+    "nodeSelector": {"kvserving.dev/no-such-node": "true"},
+}
+POLICY = {
+    "apiVersion": f"{GROUP}/v1alpha1",
+    "kind": "KVRollbackPolicy",
+    "metadata": {"name": "kept"},
+    "spec": {"quality": {"maxDropPercent": 7}},
+}
+POLICIES = (GROUP, "v1alpha1", NAME, "kvrollbackpolicies")
+
+
+def _copy(to: Path, version: str, edit: tuple[str, str] = ("", "")) -> str:
+    shutil.copytree(CHART, to)
+    for path in to.rglob("*.*"):
+        if path.is_file():
+            path.write_text(path.read_text().replace("kvserving.dev", GROUP))
+    chart = to / "Chart.yaml"
+    chart.write_text(chart.read_text().replace("version: 0.1.0", f"version: {version}", 1))
+    definition = to / "templates" / "crds" / "kvrollbackpolicies.yaml"
+    definition.write_text(definition.read_text().replace(*edit))
+    return str(to)
+
+
+@pytest.fixture
+def api() -> Iterator[Any]:
+    if not os.environ.get("KUBECONFIG"):
+        pytest.skip("KUBECONFIG is not set")
+    config.load_kube_config(os.environ["KUBECONFIG"])
+    yield client
+    definitions = client.ApiextensionsV1Api()
+    for plural in ("kvservings", "kvrollbackpolicies", "kvtrials"):
+        try:
+            definitions.delete_custom_resource_definition(f"{plural}.{GROUP}")
+        except client.ApiException as error:
+            if error.status != 404:
+                raise
+    client.CoreV1Api().delete_namespace(NAME)
+
+
+def test_a_release_comes_is_upgraded_and_goes_and_the_resources_stay(
+    api: Any, tmp_path: Path
+) -> None:
+    objects, definitions, apps = (
+        api.CustomObjectsApi(),
+        api.ApiextensionsV1Api(),
+        api.AppsV1Api(),
+    )
+    first = _copy(tmp_path / "first", "0.1.0")
+    second = _copy(tmp_path / "second", "0.2.0", ("MAXDROP%", "DROP%"))
+    kubeconfig = os.environ["KUBECONFIG"]
+    with helm.Config(kubeconfig_path=kubeconfig, namespace=NAME) as release:
+        release.install(first, NAME, dict(VALUES), create_namespace=True)
+        assert apps.read_namespaced_deployment(NAME, NAME).spec.replicas == 1
+        objects.create_namespaced_custom_object(*POLICIES, POLICY)
+
+        release.upgrade(second, NAME, {**VALUES, "logLevel": "DEBUG"})
+        container = apps.read_namespaced_deployment(NAME, NAME).spec.template.spec.containers[0]
+        assert {entry.name: entry.value for entry in container.env}[
+            "KVSERVING_LOG_LEVEL"
+        ] == "DEBUG"
+        upgraded = definitions.read_custom_resource_definition(f"kvrollbackpolicies.{GROUP}")
+        columns = upgraded.spec.versions[0].additional_printer_columns
+        assert "DROP%" in {column.name for column in columns}
+        assert objects.get_namespaced_custom_object(*POLICIES, "kept")["spec"]["quality"] == {
+            "maxDropPercent": 7,
+            "falseRollbackPercent": 1,
+            "minSamples": 30,
+            "maxSamples": 4000,
+        }
+
+        release.uninstall(NAME, wait="watcher", timeout=60)
+        assert not apps.list_namespaced_deployment(NAME).items
+        assert not api.RbacAuthorizationV1Api().list_namespaced_role(NAME).items
+        assert objects.get_namespaced_custom_object(*POLICIES, "kept")["metadata"]["name"] == "kept"
+
+        # The kept definitions belong to the release again when it comes back.
+        release.install(second, NAME, dict(VALUES))
+        release.uninstall(NAME, wait="watcher", timeout=60)
