@@ -1,0 +1,92 @@
+"""`python -m kvserving_tuner watch`: see, and with `--apply` tune, engines without Kubernetes."""
+
+import argparse
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+import httpx
+from rich.console import Console
+from rich.live import Live
+
+from kvserving_tuner.actuators.runtime_api import RuntimeActuator
+from kvserving_tuner.audit import audit_line
+from kvserving_tuner.decision import Decision
+from kvserving_tuner.live import INTERVAL_SECONDS, Loop, Turn
+from kvserving_tuner.runtime_client import RuntimeClient
+from kvserving_tuner.settings import Bounds, Mode, Slo, TuningSettings
+from kvserving_tuner.sources.base import EngineTarget
+from kvserving_tuner.sources.direct import DirectSource
+from kvserving_tuner.view import render
+
+REMEMBERED_DECISIONS = 200
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m kvserving_tuner", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    watch = commands.add_parser("watch", help="observe engines and say what would be changed")
+    watch.add_argument(
+        "--engine", action="append", required=True, metavar="URL", help="may be repeated"
+    )
+    watch.add_argument("--token-env", metavar="NAME", help="variable that holds the API token")
+    watch.add_argument("--apply", action="store_true", help="change the engines (mode Auto)")
+    watch.add_argument("--minimum", type=int, default=1, help="lowest cap")
+    watch.add_argument("--maximum", type=int, help="highest cap")
+    watch.add_argument("--ttft-ms", type=float, help="target for time to first token")
+    watch.add_argument("--tpot-ms", type=float, help="target for time per output token")
+    watch.add_argument("--percentile", type=float, default=95, help="of both targets")
+    watch.add_argument("--interval", type=float, default=INTERVAL_SECONDS, help="seconds")
+    watch.add_argument("--turns", type=int, help="stop after this many")
+    watch.add_argument("--json", action="store_true", help="print audit lines, no table")
+    return parser.parse_args(argv)
+
+
+async def watch(options: argparse.Namespace, console: Console) -> None:
+    """Run the loop until interrupted."""
+    token = os.environ.get(options.token_env) if options.token_env else None
+    targets = [EngineTarget(url, url, token) for url in options.engine]
+    settings = TuningSettings(
+        mode=Mode.AUTO if options.apply else Mode.RECOMMEND,
+        max_active_seqs=Bounds(minimum=options.minimum, maximum=options.maximum),
+        slo=Slo(ttft_ms=options.ttft_ms, tpot_ms=options.tpot_ms, percentile=options.percentile),
+    )
+    serving = ",".join(options.engine)
+    decisions: list[Decision] = []
+    async with httpx.AsyncClient() as http:
+        client = RuntimeClient(http)
+        loop = Loop(targets, DirectSource(http), client, RuntimeActuator(client), settings)
+        with Live(console=console, auto_refresh=False) as screen:
+
+            def show(turn: Turn) -> None:
+                decisions.append(turn.decision)
+                del decisions[:-REMEMBERED_DECISIONS]
+                if options.json:
+                    outcome = turn.applied.outcome.value if turn.applied else None
+                    line = audit_line(turn.decision, serving, turn.observation, outcome)
+                    console.print(line, soft_wrap=True, markup=False, highlight=False)
+                    return
+                table = render(turn.observation, turn.decision, settings.slo, decisions)
+                screen.update(table, refresh=True)
+
+            await loop.run(show, time.time, interval_seconds=options.interval, turns=options.turns)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    options = arguments(argv)
+    if options.token_env and options.token_env not in os.environ:
+        Console(stderr=True).print(f"--token-env: variable {options.token_env} is not set")
+        return 2
+    try:
+        asyncio.run(watch(options, Console()))
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
