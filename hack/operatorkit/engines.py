@@ -11,6 +11,8 @@ class Engines:
 
     def __init__(self) -> None:
         self.caps: dict[str, int] = {}
+        self.running = 4
+        self.preemptions = 0
         self.down: set[str] = set()
         self.refusing: set[str] = set()
         self.tokens: set[str] = set()
@@ -22,7 +24,7 @@ class Engines:
         if host in self.down or host not in self.caps:
             raise httpx.ConnectError("connection refused", request=request)
         if request.url.path == "/metrics":
-            return httpx.Response(200, text="")
+            return httpx.Response(200, text=exposition(self.running, self.preemptions))
         self.tokens.add(request.headers.get("Authorization", ""))
         if request.method == "PATCH":
             body = json.loads(request.content)
@@ -32,6 +34,28 @@ class Engines:
                 return httpx.Response(422, json={"error": {**fault, "message": "out of bounds"}})
             self.caps[host] = body["max_active_seqs"]
         return httpx.Response(200, json=runtime_document(self.caps[host]))
+
+
+def exposition(running: int, preemptions: int) -> str:
+    """Metrics of an engine in vLLM's names."""
+    labels = '{engine="0",model_name="tiny"}'
+    values = {
+        "vllm:num_requests_running": running,
+        "vllm:num_requests_waiting": 0,
+        "vllm:kv_cache_usage_perc": 0.25,
+        "vllm:num_preemptions_total": preemptions,
+        "vllm:generation_tokens_total": 1000,
+        "vllm:prompt_tokens_total": 1000,
+        "vllm:prefix_cache_queries_total": 0,
+        "vllm:prefix_cache_hits_total": 0,
+        "kvserving:max_active_seqs": 16,
+    }
+    lines = [f"{name}{labels} {value}" for name, value in values.items()]
+    lines.append(
+        'vllm:request_success_total{engine="0",finished_reason="stop",model_name="tiny"} 9'
+    )
+    lines.append('vllm:cache_config_info{block_size="128",engine="0",num_gpu_blocks="64"} 1')
+    return "\n".join(lines) + "\n"
 
 
 def runtime_document(cap: int, dtype: str = "bfloat16", startup_cap: int = 16) -> dict[str, Any]:

@@ -132,16 +132,16 @@ def register(registry: kopf.OperatorRegistry, operator: Operator) -> None:
 
 
 def _register_life_cycle(registry: kopf.OperatorRegistry, operator: Operator) -> None:
-    @kopf.on.login(registry=registry)
+    @kopf.on.login(registry=registry, id="login")
     def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
         return operator.login(**kwargs)
 
-    @kopf.on.startup(registry=registry)
+    @kopf.on.startup(registry=registry, id="start")
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
         configure(settings)
         await operator.start()
 
-    @kopf.on.cleanup(registry=registry)
+    @kopf.on.cleanup(registry=registry, id="finish")
     async def finish(**_: Any) -> None:
         await operator.finish()
 
@@ -159,22 +159,24 @@ def _register_life_cycle(registry: kopf.OperatorRegistry, operator: Operator) ->
 def _register_servings(registry: kopf.OperatorRegistry, operator: Operator) -> None:
     resource = (API_GROUP, API_VERSION, "kvservings")
 
-    @kopf.on.resume(*resource, registry=registry)
-    @kopf.on.create(*resource, registry=registry)
-    @kopf.on.update(*resource, registry=registry)
+    @kopf.on.resume(*resource, registry=registry, id="changed")
+    @kopf.on.create(*resource, registry=registry, id="changed")
+    @kopf.on.update(*resource, registry=registry, id="changed")
     async def changed(namespace: Any, name: str, **_: Any) -> None:
         try:
             await operator.look(namespace, name)
         except OperatorError as error:
             raise as_kopf_error(error) from error
 
-    @kopf.on.delete(*resource, registry=registry)
+    @kopf.on.delete(*resource, registry=registry, id="deleted")
     async def deleted(namespace: Any, name: str, **_: Any) -> None:
         # Children go by their owner references; what is left is to stop looking at it.
         if operator.controller is not None:
             operator.controller.forget(namespace, name)
 
-    @kopf.timer(*resource, registry=registry, interval=operator.settings.tick_seconds, sharp=True)
+    @kopf.timer(
+        *resource, registry=registry, id="tick", interval=operator.settings.tick_seconds, sharp=True
+    )
     async def tick(namespace: Any, name: str, **_: Any) -> None:
         # Anything raised here would change kopf's rhythm, and a PermanentError would end it.
         try:
@@ -203,9 +205,9 @@ def _register_children(registry: kopf.OperatorRegistry, operator: Operator) -> N
         ("", "v1", "services"),
         ("apps", "v1", "deployments"),
     ):
-        kopf.on.event(group, version, plural, registry=registry, labels=dict(MANAGED_BY))(
-            child_changed
-        )
+        kopf.on.event(
+            group, version, plural, registry=registry, id="child", labels=dict(MANAGED_BY)
+        )(child_changed)
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
@@ -231,7 +233,12 @@ def as_kopf_error(error: OperatorError) -> Exception:
 
 def run(settings: Settings) -> int:
     """Run until told to stop; give the exit status."""
-    kopf.configure(log_format=kopf.LogFormat.JSON, verbose=settings.log_level == "DEBUG")
+    verbose = settings.log_level == "DEBUG"
+    kopf.configure(log_format=kopf.LogFormat.JSON, verbose=verbose)
+    if not verbose:
+        # kopf logs each handler that succeeds, and a timer succeeds every few seconds.
+        logging.getLogger("kopf.objects").setLevel(logging.WARNING)
+        logging.getLogger("httpx").setLevel(logging.WARNING)
     return asyncio.run(_run(settings))
 
 

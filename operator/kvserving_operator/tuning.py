@@ -233,7 +233,8 @@ class ServingTuner:
         if self._source is None or self._source_key != key:
             self.forget()
             self._source, self._source_key = self._new_source(spec), key
-        self._observed_at = now
+        if targets:
+            self._observed_at = now
         return await self._source.observe(targets, now)
 
     def _new_source(self, spec: KVServingSpec) -> Source:
