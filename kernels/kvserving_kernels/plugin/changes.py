@@ -68,7 +68,7 @@ def parse_change(document: object, envelope: Envelope) -> Change:
             raise InvalidChangeError(str(field), expected, "an unknown field")
         allowed = envelope.get(field)
         if allowed is None:
-            expected = "no live change: this setting is restart class on this engine"
+            expected = "no live change (it is restart class on this engine)"
             raise InvalidChangeError(field, expected, _shown(value))
         if value not in allowed:
             raise InvalidChangeError(field, str(allowed), _shown(value))

@@ -52,8 +52,8 @@ class CoreLink:
                 return await self._call(method, *arguments)
         except TimeoutError as error:
             raise RuntimeUnavailableError(
-                f"the engine core has not answered within {self._answer_seconds:g} s; "
-                "a change may still be carried out: repeat it with the same change_id"
+                f"the engine core has not answered within {self._answer_seconds:g} s; a change "
+                "that was asked for may still be carried out: repeat it with its change_id"
             ) from error
         # vLLM reports a dead core, and whatever the core raised, as bare exceptions.
         except Exception as error:

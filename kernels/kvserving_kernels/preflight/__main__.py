@@ -5,8 +5,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from typing import Final, TextIO
+from typing import TextIO
 
 from kvserving_kernels.formats import this_machine
 from kvserving_kernels.preflight.arguments import read_settings, strip_command
@@ -21,8 +20,7 @@ from kvserving_kernels.preflight.finding import (
     ok_line,
 )
 from kvserving_kernels.preflight.model import is_local, read_model
-
-TERMINATION_LOG: Final = Path("/dev/termination-log")
+from kvserving_kernels.termination import leave_message
 
 
 def main(argv: Sequence[str]) -> int:
@@ -34,10 +32,7 @@ def main(argv: Sequence[str]) -> int:
         except Exception as error:
             line, status = broken_line(error), EXIT_BROKEN
         out.write(line + "\n")
-    # Only there in a container, and then often the only thing that outlives it.
-    with suppress(OSError):
-        if TERMINATION_LOG.is_file():
-            TERMINATION_LOG.write_text(line + "\n", encoding="utf-8")
+    leave_message(line)
     return status
 
 

@@ -46,7 +46,7 @@ def ok_line(unchecked: tuple[str, ...]) -> str:
 
 
 def broken_line(error: BaseException) -> str:
-    """One line of JSON for a check that failed itself and so says nothing about the engine."""
+    """One line of JSON for a check that failed itself: `ok` is null, neither yes nor no."""
     message = f"the check itself failed: {type(error).__name__}: {error}"
-    fields = {"ok": False, "field": "", "reason": "Internal", "message": message}
+    fields = {"ok": None, "field": "", "reason": "Internal", "message": message}
     return json.dumps(fields, ensure_ascii=False)
