@@ -17,9 +17,13 @@ class ImageStore:
     def __init__(self, ctr: Path, socket: Path) -> None:
         self._base = [str(ctr), "--address", str(socket), "--namespace", "k8s.io"]
 
+    def command(self, *arguments: str) -> list[str]:
+        """Command line of a ctr command."""
+        return [*self._base, *arguments]
+
     def ctr(self, *arguments: str, stdin: bytes | None = None) -> str:
         """Output of a ctr command."""
-        return run([*self._base, *arguments], stdin=stdin)
+        return run(self.command(*arguments), stdin=stdin)
 
     def answers(self) -> bool:
         """Whether containerd can be talked to."""
