@@ -15,6 +15,7 @@ from harness.errors import HarnessError
 from harness.kube import ROOT, Kube
 from harness.manifests import MODELS_CLAIM
 from harness.serving import complete, wait_ready
+from kvserving_tuner.settings import Slo
 
 MANIFEST = ROOT / "examples/01-quickstart/kvserving.yaml"
 NAMESPACE = "demo"
@@ -68,9 +69,10 @@ def _run(console: Console, phase_seconds: float) -> None:
     console.print(f'"The capital of France is" … [bold]{answer.strip()}[/]')
 
     console.rule("Chat load; the KV cache is too small for it")
-    show = Show(
-        kube, console, name, NAMESPACE, model, clients=manifest["spec"]["engine"]["maxNumSeqs"]
-    )
+    spec = manifest["spec"]
+    slo = Slo(ttft_ms=spec["slo"]["ttftMilliseconds"], tpot_ms=spec["slo"]["tpotMilliseconds"])
+    clients = spec["engine"]["maxNumSeqs"]
+    show = Show(kube, console, name, NAMESPACE, model, clients, slo)
     result = asyncio.run(show.run(phase_seconds))
     console.print(
         table(result.before, result.after, result.cap_before, result.cap_after, result.lost)
@@ -88,7 +90,7 @@ def _look_around(console: Console, kube: Kube, name: str) -> None:
         f"kubectl get kvs -n {NAMESPACE}\n"
         f"kubectl describe kvs {name} -n {NAMESPACE}      # conditions, last decision, Events\n"
         f"kubectl logs -n {chart.NAMESPACE} deployment/kvserving-operator   # audit lines in JSON\n"
-        f"kubectl edit kvs {name} -n {NAMESPACE}          # for example spec.tuning.mode: Recommend\n"
+        f"kubectl edit kvs {name} -n {NAMESPACE}   # try spec.tuning.mode: Recommend\n"
         "make down                                  # takes the cluster away; caches stay",
         highlight=False,
     )

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from kvserving_tuner.sources.direct import DirectSource
 from rich.console import Console
 from rich.live import Live
 
@@ -17,7 +16,9 @@ from harness.errors import WaitTimeoutError
 from harness.kube import Kube
 from harness.load import ChatLoad
 from harness.serving import engine_pods
+from kvserving_tuner.settings import Slo
 from kvserving_tuner.sources.base import EngineTarget
+from kvserving_tuner.sources.direct import DirectSource
 
 OBSERVE_SECONDS = 5.0
 SETTLE_SECONDS = 30.0
@@ -40,7 +41,14 @@ class Show:
     """Runs the load and the live view, and takes the measurements."""
 
     def __init__(
-        self, kube: Kube, console: Console, name: str, namespace: str, model: str, clients: int
+        self,
+        kube: Kube,
+        console: Console,
+        name: str,
+        namespace: str,
+        model: str,
+        clients: int,
+        slo: Slo,
     ) -> None:
         """Prepare for one KVServing; `clients` conversations run at once."""
         self._kube = kube
@@ -55,7 +63,7 @@ class Show:
             EngineTarget(pod["metadata"]["name"], f"http://{pod['status']['podIP']}:8000")
             for pod in pods
         ]
-        self._sight = Sight()
+        self._sight = Sight(slo)
 
     async def run(self, phase_seconds: float) -> Result:
         """Load, look, let the tuner act, look again."""
@@ -63,7 +71,7 @@ class Show:
         load = asyncio.create_task(self._load.run(duration_seconds=3600))
         watch = asyncio.create_task(self._watch())
         try:
-            await self._until(lambda: self._preempting(), "the KV cache overflows", 180)
+            await self._until(self._preempting, "the KV cache overflows", 180)
             cap_before = self._cap()
             self._say(f"tuning.mode: Recommend for {phase_seconds:.0f} s; nothing is changed")
             before = await self._measure(phase_seconds)

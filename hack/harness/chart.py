@@ -1,14 +1,36 @@
 """The operator's chart, installed as a user would, through Helm's own SDK."""
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import helm_python as helm
 
-CHART = Path(__file__).parents[2] / "charts" / "kvserving"
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "kvserving"
+SOURCES = ("operator", "tuner", "kernels/kvserving_kernels/formats", "images/operator")
 NAMESPACE = "kvserving-system"
 RELEASE = "kvserving"
+
+
+def local_values() -> dict[str, Any]:
+    """Give the values that suit a local cluster.
+
+    The operator's image keeps its tag from build to build, so what it is built from is written
+    onto the pod: a new build then replaces the pod.
+    """
+    return {"podAnnotations": {"kvserving.dev/source": source_hash()}}
+
+
+def source_hash() -> str:
+    """Give the hash of everything that the operator's image is built from."""
+    digest = hashlib.sha256()
+    for folder in SOURCES:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def install(kubeconfig: str, values: Mapping[str, Any], timeout_seconds: int = 180) -> None:

@@ -1,4 +1,4 @@
-"""Recommend changes nothing; where data is missing nothing is changed either, and status says why."""
+"""Recommend changes nothing; where data is missing nothing changes either, and status says why."""
 
 import asyncio
 import threading
