@@ -13,6 +13,7 @@ from kvserving_operator.api.crd import DEFINITIONS, Definition
 from kvserving_operator.api.generated import run
 from kvserving_operator.api.reasons import ConditionType, Reason
 from kvserving_operator.api.v1alpha1 import API_VERSION
+from kvserving_operator.api.v1alpha1.engine_args import OWNED_FLAGS
 
 _INTRODUCTION = f"""\
 # API reference
@@ -74,6 +75,17 @@ def _default(schema: dict[str, Any], required: bool) -> str:
     return f"`{schema['default']}`"
 
 
+def _rules(path: str, schema: dict[str, Any]) -> Iterator[str]:
+    """Give a line for each rule of a field and of everything below it."""
+    for rule in schema.get("x-kubernetes-validations", []):
+        where = f"{path}{rule.get('fieldPath', '')}"
+        yield f"- `{where}`: {rule['message']}" if where else f"- {rule['message']}"
+    for name, child in schema.get("properties", {}).items():
+        yield from _rules(f"{path}.{name}" if path else name, child)
+    if "items" in schema:
+        yield from _rules(f"{path}[]", schema["items"])
+
+
 def _resource(definition: Definition) -> str:
     version = definition.manifest()["spec"]["versions"][0]
     schema = version["schema"]["openAPIV3Schema"]
@@ -89,6 +101,7 @@ def _resource(definition: Definition) -> str:
         lines += ["", f"### {definition.kind} {part}", ""]
         lines += ["| Field | Type | Default | Meaning |", "|---|---|---|---|"]
         lines += _rows(part, child, required=True)
+    lines += ["", f"### Rules of {definition.kind}", "", *_rules("", schema)]
     return "\n".join(lines) + "\n"
 
 
@@ -100,10 +113,18 @@ def _reasons() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _flags() -> str:
+    lines = ["## Flags that `extraArgs` refuses", ""]
+    lines += ["Abbreviations and underscores count as well.", ""]
+    lines += ["| Flag | Belongs to |", "|---|---|"]
+    lines += [f"| `{flag}` | {owner} |" for flag, owner in OWNED_FLAGS.items()]
+    return "\n".join(lines) + "\n\n"
+
+
 def generated_files() -> dict[Path, str]:
     """Give path and content of the reference."""
     parts = [_INTRODUCTION, *(_resource(definition) + "\n" for definition in DEFINITIONS)]
-    return {Path("docs/api.md"): "".join(parts) + _reasons()}
+    return {Path("docs/api.md"): "".join(parts) + _flags() + _reasons()}
 
 
 if __name__ == "__main__":

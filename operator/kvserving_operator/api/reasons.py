@@ -81,7 +81,6 @@ class Reason(_Explained):
     )
     UNSUPPORTED_EVICTION = "UnsupportedEviction", "The engine does not offer this eviction policy."
     INVALID_SPEC = "InvalidSpec", "The spec breaks a rule; the message names the field."
-    MULTI_NODE_UNSUPPORTED = "MultiNodeUnsupported", "One engine would need more than one node."
     FENCE_LOST = "FenceLost", "Another operator holds the lease, so this one changes nothing."
     API_ERROR = "ApiError", "The Kubernetes API refused or failed a call; it is tried again."
     AS_EXPECTED = "AsExpected", "Nothing is wrong."
@@ -123,8 +122,6 @@ class Reason(_Explained):
     # Accepted
     ACCEPTED = "Accepted", "The resource is valid."
     # Events
-    CREATED = "Created", "The operator created the service's objects."
-    UPDATED = "Updated", "The operator changed the service's objects."
     DECIDED = "Decided", "The tuner took a decision; the message holds the numbers."
     SETTING_CHANGED = "SettingChanged", "A live setting was changed and read back."
     RECOMMENDED = "Recommended", "The tuner recommends a change."

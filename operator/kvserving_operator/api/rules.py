@@ -41,9 +41,9 @@ class Rule:
         expression = self.message_cel or _cel_message(self.message)
         if expression:
             entry["messageExpression"] = expression
-        # The plain text is what the API server falls back to when an expression fails.
+        # What the API server says where the expression gives no single line.
         entry["message"] = _PLACEHOLDER.sub(
-            lambda match: match[1].lstrip(".") or "it", self.message
+            lambda match: f"{{{match[1].rpartition('.')[2] or 'value'}}}", self.message
         )
         if self.field:
             entry["fieldPath"] = f".{self.field}"

@@ -82,7 +82,7 @@ class TuningSpec(ApiModel):
     """What the tuner may change."""
 
     mode: TuningMode = TuningMode.RECOMMEND
-    """Off does nothing, Recommend writes `status.recommendation`, Auto applies changes."""
+    """Off only observes, Recommend writes `status.recommendation`, Auto applies changes."""
     knobs: Annotated[
         tuple[KnobSpec, ...],
         Field(min_length=1, max_length=16),
