@@ -91,11 +91,15 @@ SPECS: Mapping[Quantity, Spec] = {
     ),
     Quantity.PROMPT_TOKENS: Spec(Kind.COUNTER, _names("vllm:prompt_tokens_total")),
     # Old engines create this series with the first finished request, so it cannot be required.
-    Quantity.FINISHED: Spec(Kind.COUNTER, _names("vllm:request_success_total")),
+    Quantity.FINISHED: Spec(
+        Kind.COUNTER,
+        _names("vllm:request_success_total"),
+        absent="the V1 engine exports it from vLLM 0.7.2",
+    ),
     Quantity.ITERATIONS: Spec(
         Kind.COUNTER,
         _names("vllm:iteration_tokens_total_count"),
-        absent="vLLM exports it from 0.6.4, its V1 engine from 0.8.0",
+        absent="vLLM exports it from 0.6.4, its V1 engine from 0.7.3",
     ),
     Quantity.PREFIX_QUERIES: Spec(
         Kind.COUNTER,
@@ -110,7 +114,6 @@ SPECS: Mapping[Quantity, Spec] = {
     Quantity.TTFT: Spec(
         Kind.HISTOGRAM,
         _names("vllm:time_to_first_token_seconds"),
-        absent="the V1 engine exports it from vLLM 0.7.3",
     ),
     Quantity.TPOT: Spec(
         Kind.HISTOGRAM,
@@ -119,7 +122,6 @@ SPECS: Mapping[Quantity, Spec] = {
             "vllm:inter_token_latency_seconds",
             "vllm:time_per_output_token_seconds",
         ),
-        absent="the V1 engine exports it from vLLM 0.7.3",
     ),
     Quantity.PROMPT_LENGTHS: Spec(Kind.HISTOGRAM, _names("vllm:request_prompt_tokens")),
     Quantity.ANSWER_LENGTHS: Spec(Kind.HISTOGRAM, _names("vllm:request_generation_tokens")),

@@ -108,11 +108,21 @@ def step_up(cap: int, maximum: int, rules: CapRules) -> int:
 
 
 def kv_per_sequence(engine: EngineObservation, part: Window) -> float | None:
-    """Share of one rank's KV cache that a running sequence uses."""
+    """Share of one rank's KV cache that a running sequence uses, on average."""
+    return _per_sequence(engine, part, "mean")
+
+
+def kv_per_sequence_at_most(engine: EngineObservation, part: Window) -> float | None:
+    """The same at the window's fullest, so that a lull does not pass for a lighter load."""
+    return _per_sequence(engine, part, "maximum")
+
+
+def _per_sequence(engine: EngineObservation, part: Window, of: str) -> float | None:
     running, usage = part.running, part.kv_usage
     if isinstance(running, Unknown) or isinstance(usage, Unknown) or running.mean <= 0:
         return None
-    return usage.mean / (running.mean / engine.ranks)
+    used: float = getattr(usage, of)
+    return used / (running.mean / engine.ranks)
 
 
 def is_lighter(ceiling: Ceiling, per_sequence: float | None, rules: CapRules) -> bool:

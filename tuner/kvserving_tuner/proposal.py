@@ -262,7 +262,7 @@ def _pause(
 def _heaviest(engines: Sequence[EngineObservation]) -> float | None:
     """KV share of a running sequence on the engine where it is largest, None if nothing runs."""
     shares = [
-        caps.kv_per_sequence(engine, engine.full)
+        caps.kv_per_sequence_at_most(engine, engine.full)
         for engine in engines
         if isinstance(engine.full, Window)
     ]

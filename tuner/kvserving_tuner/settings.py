@@ -140,7 +140,7 @@ class CapRules(_Frozen):
     storm."""
     backoff_maximum_seconds: float = Field(default=21600, gt=0)
     """The back-off doubles with every storm that follows a raise, up to this."""
-    lighter_load_share: float = Field(default=0.25, gt=0, lt=1)
+    lighter_load_share: float = Field(default=0.3, gt=0, lt=1)
     """How much less cache a running sequence must use than when the storm happened for the memory
     to be rescaled: a ceiling is a fact about a load, not about the engine."""
 
