@@ -20,12 +20,13 @@ from kvserving_operator.metrics import OperatorMetrics
 from kvserving_operator.observe import PodView, check_view, is_check, pod_view
 from kvserving_operator.promoted import cap_of, gates
 from kvserving_operator.render.names import RETRY_ANNOTATION, SERVING_LABEL, ServingRef
-from kvserving_operator.reporting import audit, audit_line, decision_event, measure, new_decision
+from kvserving_operator.reporting import audit, decision_event, measure, new_decision
 from kvserving_operator.rollout import Phase, Situation, Step, advance
 from kvserving_operator.session import Session
 from kvserving_operator.settings import Settings
 from kvserving_operator.status import build_status, invalid_status, parse_status
 from kvserving_operator.tuning import Judge, ServingTuner, Turn, new_basis
+from kvserving_tuner.audit import audit_line
 from kvserving_tuner.loop import decide
 from kvserving_tuner.runtime_client import RuntimeClient
 from kvserving_tuner.state import TunerState
@@ -113,7 +114,9 @@ class Controller:
         status = build_status(before, facts)
         decision = new_decision(facts.turn, before.last_decision)
         if decision is not None:
-            audit.info(audit_line(facts, decision))
+            serving_name = f"{facts.ref.namespace}/{facts.ref.name}"
+            turn = facts.turn
+            audit.info(audit_line(decision, serving_name, turn.observation, turn.outcome))
             self._announce(body, decision_event(decision, facts.turn))
             self._metrics.decisions.labels(
                 facts.ref.namespace, facts.ref.name, decision.action.value, decision.reason.value
@@ -207,7 +210,10 @@ class Controller:
         if session is None or session.uid != uid:
             self.forget(namespace, name)
             client = RuntimeClient(self._http, self._settings.engine_timeout_seconds)
-            session = Session(uid, ServingTuner(self._http, client, self._may_act, self._judge))
+            tuner = ServingTuner(
+                self._http, client, self._may_act, self._settings.tick_seconds, self._judge
+            )
+            session = Session(uid, tuner)
             self._sessions[(namespace, name)] = session
             self._metrics.servings.set(len(self._sessions))
         return session

@@ -8,6 +8,7 @@ kopf would write it to the status.
 import asyncio
 import logging
 import socket
+import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -27,6 +28,7 @@ from kvserving_operator.kinds import API_GROUP, API_VERSION, Object
 from kvserving_operator.lease import LeaseGuard, LeaseSettings
 from kvserving_operator.metrics import OperatorMetrics
 from kvserving_operator.render.names import MANAGED_BY, SERVING_LABEL
+from kvserving_operator.reporting import audit
 from kvserving_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -235,6 +237,11 @@ def run(settings: Settings) -> int:
     """Run until told to stop; give the exit status."""
     verbose = settings.log_level == "DEBUG"
     kopf.configure(log_format=kopf.LogFormat.JSON, verbose=verbose)
+    # The audit log is for machines: its lines are JSON already.
+    lines = logging.StreamHandler(sys.stdout)
+    lines.setFormatter(logging.Formatter("%(message)s"))
+    audit.addHandler(lines)
+    audit.propagate = False
     if not verbose:
         # kopf logs each handler that succeeds, and a timer succeeds every few seconds.
         logging.getLogger("kopf.objects").setLevel(logging.WARNING)

@@ -1,6 +1,5 @@
 """What the operator tells the world besides the status: Events, the audit log, metrics."""
 
-import json
 import logging
 
 from kvserving_operator.actions import Announce
@@ -10,10 +9,11 @@ from kvserving_operator.api.v1alpha1 import DecisionStatus, KVServingStatus
 from kvserving_operator.facts import Facts
 from kvserving_operator.metrics import OperatorMetrics
 from kvserving_operator.status_tuning import is_new
-from kvserving_operator.tuning import Turn
+from kvserving_operator.tuning import REJECTED, Turn
 from kvserving_tuner.decision import Action, Decision
 
 audit = logging.getLogger("kvserving.audit")
+"""One line of JSON for each decision that says something new, and nothing else."""
 
 _EVENT_REASON = {
     Action.CHANGE: Reason.SETTING_CHANGED,
@@ -31,31 +31,10 @@ def new_decision(turn: Turn, shown: DecisionStatus | None) -> Decision | None:
 def decision_event(decision: Decision, turn: Turn) -> Announce:
     """Event about a decision; a refused change is a warning."""
     head = f"{decision.diagnosis.kind.value}/{decision.reason.value}"
-    if turn.outcome == "Rejected":
+    if turn.outcome == REJECTED:
         message = f"{head}: {decision.message}; refused by the engine: {turn.rejection}"
         return Announce(Reason.RUNTIME_REJECTED.value, message, warning=True)
     return Announce(_EVENT_REASON[decision.action].value, f"{head}: {decision.message}")
-
-
-def audit_line(facts: Facts, decision: Decision) -> str:
-    """One line of JSON that tells a decision in full."""
-    turn = facts.turn
-    return json.dumps(
-        {
-            "decision_id": decision.id,
-            "namespace": facts.ref.namespace,
-            "serving": facts.ref.name,
-            "generation": facts.serving.metadata.generation,
-            "mode": facts.serving.spec.tuning.mode.value,
-            "outcome": turn.outcome,
-            "effective": {
-                name: state.effective.max_active_seqs
-                for name, state in turn.readback.runtime.items()
-            },
-            **decision.to_dict(),
-        },
-        sort_keys=True,
-    )
 
 
 def measure(metrics: OperatorMetrics, facts: Facts, status: KVServingStatus) -> None:

@@ -8,7 +8,7 @@ is brought to it at the next turn.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import httpx
 
@@ -21,9 +21,11 @@ from kvserving_operator.api.v1alpha1 import (
     Switch,
 )
 from kvserving_operator.observe import PodView
-from kvserving_operator.promoted import basis_of, behind, cap_of, promote, still_promoted
+from kvserving_operator.promoted import KNOB, basis_of, behind, cap_of, promote, still_promoted
 from kvserving_operator.render.names import ENGINE_PORT
-from kvserving_tuner.decision import Action, Decision
+from kvserving_tuner.actuators.base import Applied
+from kvserving_tuner.actuators.runtime_api import RuntimeActuator
+from kvserving_tuner.decision import Action, Change, Decision
 from kvserving_tuner.errors import NoRuntimeAPI, Rejected, RuntimeAPIError
 from kvserving_tuner.loop import decide
 from kvserving_tuner.observation import Observation
@@ -35,6 +37,9 @@ from kvserving_tuner.sources.prometheus import PrometheusSource
 from kvserving_tuner.state import TunerState
 
 logger = logging.getLogger(__name__)
+
+REJECTED = "Rejected"
+"""Outcome of a change that every engine refused."""
 
 Commit = Callable[[tuple[PromotedValue, ...], TunerState], Awaitable[None]]
 """Stores promoted values before any engine is told, so that a crash in between loses nothing."""
@@ -70,7 +75,8 @@ class Turn:
     """None where none was due."""
     decision: Decision | None = None
     outcome: str | None = None
-    """What became of a change: Applied, Partial, or Rejected."""
+    """What became of a change: Applied, Partial, Failed (no engine answered; it is tried again), or
+    Rejected."""
     rejection: str = ""
 
 
@@ -104,8 +110,11 @@ class ServingTuner:
         http: httpx.AsyncClient,
         runtime: RuntimeClient,
         may_act: Callable[[], None],
+        tick_seconds: float,
         judge: Judge = decide,
     ) -> None:
+        self._tick_seconds = tick_seconds
+        self._actuator = RuntimeActuator(runtime)
         self._may_act = may_act
         self._judge = judge
         self._http = http
@@ -141,10 +150,10 @@ class ServingTuner:
         cap = cap_of(kept)
         late = behind(reachable, readback.runtime, cap)
         if late and cap is not None:
-            patched, _ = await self._patch(
-                [targets[pod.name] for pod in late], cap, f"{kept[0].decision}-{now:.0f}"
-            )
-            readback = Readback({**readback.runtime, **patched}, readback.failures)
+            change = Change(KNOB, from_value=cap, to_value=cap)
+            identity = f"{kept[0].decision}-{now:.0f}"
+            applied = await self._apply([targets[pod.name] for pod in late], change, identity)
+            readback = Readback({**readback.runtime, **applied.states}, readback.failures)
         turn = Turn(readback, kept, state)
         serving_pods = [pod for pod in reachable if pod.container_ready]
         if not self._due(serving.spec, now):
@@ -179,27 +188,19 @@ class ServingTuner:
     ) -> Turn:
         promoted = promote(decision, serving.metadata.generation)
         await commit(promoted, turn.state)
-        cap = cap_of(promoted)
-        if cap is None:
-            raise ValueError(f"expected decision {decision.id} to promote a cap")
-        patched, failed = await self._patch(targets, cap, decision.id)
-        runtime = {**turn.readback.runtime, **patched}
-        readback = Readback(runtime, {**turn.readback.failures, **failed})
-        refused = [error for error in failed.values() if isinstance(error, Rejected)]
-        if refused and not patched:
+        applied = await self._apply(targets, decision.change, decision.id)
+        readback = Readback(
+            {**turn.readback.runtime, **applied.states},
+            {**turn.readback.failures, **applied.failures},
+        )
+        refused = [error for error in applied.failures.values() if isinstance(error, Rejected)]
+        if refused and not applied.states:
             # Every engine says no: the former value is still in force everywhere.
             await commit(turn.promoted, before)
-            return Turn(
-                readback,
-                turn.promoted,
-                before,
-                turn.observation,
-                decision,
-                "Rejected",
-                str(refused[0]),
+            return replace(
+                turn, readback=readback, state=before, outcome=REJECTED, rejection=str(refused[0])
             )
-        outcome = "Partial" if failed else "Applied"
-        return Turn(readback, promoted, turn.state, turn.observation, decision, outcome)
+        return replace(turn, readback=readback, promoted=promoted, outcome=applied.outcome.value)
 
     async def _read(self, targets: Mapping[str, EngineTarget]) -> Readback:
         names = list(targets)
@@ -208,23 +209,23 @@ class ServingTuner:
         )
         return Readback(*_sorted_out(names, answers))
 
-    async def _patch(
-        self, targets: Sequence[EngineTarget], cap: int, change_id: str
-    ) -> tuple[Mapping[str, RuntimeState], Mapping[str, RuntimeAPIError]]:
+    async def _apply(
+        self, targets: Sequence[EngineTarget], change: Change | None, change_id: str
+    ) -> Applied:
+        if change is None:
+            raise ValueError(f"expected change {change_id} to name a knob, got none")
         self._may_act()
-        answers = await asyncio.gather(
-            *(self._runtime.patch(t, {"max_active_seqs": cap}, change_id) for t in targets),
-            return_exceptions=True,
-        )
-        runtime, failures = _sorted_out([target.name for target in targets], answers)
-        for name, error in failures.items():
+        applied = await self._actuator.apply(targets, change, change_id)
+        for name, error in applied.failures.items():
             logger.warning("engine %s was not changed: %s", name, error)
-        return runtime, failures
+        return applied
 
     def _due(self, spec: KVServingSpec, now: float) -> bool:
-        """Whether an observation is due; half a second early counts, as ticks jitter."""
+        """Whether this tick is the nearest one to when an observation is due."""
+        if self._observed_at is None:
+            return True
         interval = spec.monitoring.scrape_interval_seconds
-        return self._observed_at is None or now - self._observed_at >= interval - 0.5
+        return now - self._observed_at >= interval - self._tick_seconds / 2
 
     async def _observe(
         self, spec: KVServingSpec, targets: Sequence[EngineTarget], now: float

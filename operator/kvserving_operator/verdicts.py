@@ -7,6 +7,7 @@ from kvserving_operator.api.v1alpha1 import EvictionPolicy, Switch, TuningMode
 from kvserving_operator.facts import Facts
 from kvserving_operator.observe import PodView
 from kvserving_operator.rollout import Phase, crash
+from kvserving_operator.tuning import REJECTED
 from kvserving_tuner.decision import Action
 from kvserving_tuner.decision import Reason as TunerReason
 
@@ -113,7 +114,7 @@ def tuning_active(facts: Facts) -> Outcome | None:
     if spec.tuning.mode is TuningMode.RECOMMEND:
         message = "spec.tuning.mode is Recommend: nothing is changed"
         return Outcome(False, Reason.RECOMMEND_ONLY, message)
-    if turn.outcome == "Rejected":
+    if turn.outcome == REJECTED:
         return Outcome(False, Reason.RUNTIME_REJECTED, turn.rejection)
     decision = turn.decision
     changed = decision is not None and decision.action is Action.CHANGE

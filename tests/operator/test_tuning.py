@@ -11,7 +11,7 @@ from kvserving_operator.render.names import SETTINGS_GATE
 from kvserving_operator.tuning import tuning_settings
 from kvserving_tuner.decision import DiagnosisKind, Reason
 from kvserving_tuner.settings import Bounds, Mode
-from operatorkit.specs import NAME, engine_spec, spec_of
+from operatorkit.specs import NAME, NAMESPACE, engine_spec, spec_of
 from operatorkit.world import World
 
 
@@ -215,7 +215,7 @@ async def test_equal_holds_are_told_once(world: World, caplog: pytest.LogCapture
         await world.settle(20)
     lines = [json.loads(r.message) for r in caplog.records if r.name == "kvserving.audit"]
     assert 1 == len(lines)
-    assert ["Hold", NAME] == [lines[0]["action"], lines[0]["serving"]]
+    assert ["Hold", f"{NAMESPACE}/{NAME}"] == [lines[0]["action"], lines[0]["serving"]]
     assert 1 == len(world.said("Decided"))
 
 
@@ -244,12 +244,12 @@ async def test_pods_that_differ_show_as_mixed(world: World) -> None:
 
 
 async def test_a_slower_interval_is_kept(world: World) -> None:
-    world.put(monitoring={"scrapeIntervalSeconds": 10})
+    world.put(monitoring={"scrapeIntervalSeconds": 6})
     await world.settle()
     before = len(world.judge.calls)
-    for _ in range(8):
-        await world.tick(5)
-    assert before + 4 == len(world.judge.calls)
+    for _ in range(12):
+        await world.tick(2)
+    assert before + 6 == len(world.judge.calls)
 
 
 def test_the_tuner_gets_the_users_bounds() -> None:
