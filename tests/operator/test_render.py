@@ -1,0 +1,358 @@
+"""What a spec becomes: arguments, pods, children."""
+
+import json
+from typing import Any
+
+import pytest
+
+from kvserving_operator.render.args import engine_args
+from kvserving_operator.render.children import children, deployment, token_of, token_secret
+from kvserving_operator.render.engine import Engine, resolve
+from kvserving_operator.render.pod import pod_template, template_hash
+from kvserving_operator.render.preflight import preflight_pod
+from kvserving_operator.render.version import EngineVersion, parse_version, version_of_image
+from kvserving_operator.settings import Settings
+from operatorkit.specs import NAME, NAMESPACE, REF, engine_spec, spec_of
+
+SETTINGS = Settings()
+
+
+def engine_of(pinned: str | None = None, **spec: Any) -> Engine:
+    return resolve(NAME, spec_of(**spec), SETTINGS, pinned)
+
+
+def args_of(**spec: Any) -> tuple[str, ...]:
+    return engine_args(engine_of(**spec))
+
+
+def template_of(**spec: Any) -> dict[str, Any]:
+    return pod_template(REF, engine_of(**spec))
+
+
+def container_of(**spec: Any) -> dict[str, Any]:
+    container: dict[str, Any] = template_of(**spec)["spec"]["containers"][0]
+    return container
+
+
+def environment_of(**spec: Any) -> dict[str, Any]:
+    return {e["name"]: e.get("value", e.get("valueFrom")) for e in container_of(**spec)["env"]}
+
+
+def test_every_typed_field_becomes_its_flag() -> None:
+    args = args_of(
+        model={"name": "tiny", "uri": "pvc://models/folder/tiny-llama"},
+        engine={
+            "accelerator": "NVIDIA",
+            "maxModelLen": 4096,
+            "maxNumSeqs": 32,
+            "maxNumBatchedTokens": 2048,
+            "gpuMemoryUtilizationPercent": 85,
+            "blockSize": 64,
+            "parallelism": {"tensor": 4, "pipeline": 2},
+            "prefixCaching": "Disabled",
+            "chunkedPrefill": "Disabled",
+            "weightQuantization": "awq",
+            "extraArgs": ["--seed=7", "--enforce-eager"],
+        }
+        | {"maxNumBatchedTokens": 4096},
+        kvCache={"dtype": "fp8_e4m3"},
+        rollout={"drainSeconds": 90},
+    )
+    assert "/models/folder/tiny-llama" == args[0]
+    assert {
+        "--served-model-name=tiny",
+        "--host=0.0.0.0",
+        "--port=8000",
+        "--max-model-len=4096",
+        "--max-num-seqs=32",
+        "--max-num-batched-tokens=4096",
+        "--gpu-memory-utilization=0.85",
+        "--block-size=64",
+        "--tensor-parallel-size=4",
+        "--pipeline-parallel-size=2",
+        "--no-enable-prefix-caching",
+        "--no-enable-chunked-prefill",
+        "--quantization=awq",
+        "--kv-cache-dtype=fp8_e4m3",
+        "--shutdown-timeout=90",
+    } == set(args[1:-2])
+    assert ("--seed=7", "--enforce-eager") == args[-2:]
+
+
+def test_what_is_not_set_is_left_to_the_engine() -> None:
+    flags = {arg.partition("=")[0] for arg in args_of()[1:]}
+    assert {
+        "--served-model-name", "--host", "--port", "--max-num-seqs", "--kv-cache-memory-bytes",
+        "--enable-prefix-caching", "--enable-chunked-prefill", "--shutdown-timeout",
+    } == flags  # fmt: skip
+
+
+def test_quantities_become_bytes() -> None:
+    assert "--kv-cache-memory-bytes=1610612736" in args_of(
+        engine=engine_spec(kvCacheMemory="1.5Gi")
+    )
+
+
+def test_the_resources_name_serves_where_the_model_has_none() -> None:
+    assert f"--served-model-name={NAME}" in args_of(model={"uri": "file:///opt/model"})
+    assert "/opt/model" == args_of(model={"uri": "file:///opt/model"})[0]
+
+
+def test_slo_edges_are_bucket_edges_of_engines_that_know_them() -> None:
+    slo = {"ttftMilliseconds": 800, "tpotMilliseconds": 50}
+    (flag,) = [a for a in args_of(slo=slo) if a.startswith("--custom-histogram-buckets=")]
+    families = json.loads(flag.partition("=")[2])
+    assert {"time_to_first_token", "inter_token_latency"} == set(families)
+    assert 0.8 in families["time_to_first_token"]
+    assert 0.05 in families["inter_token_latency"]
+    for bounds in families.values():
+        assert sorted(set(bounds)) == bounds
+        assert bounds[0] > 0
+    older = args_of(slo=slo, engine=engine_spec(version="0.31.2", image="example.com/engine:1"))
+    assert not any("--custom-histogram-buckets" in arg for arg in older)
+
+
+def test_old_engines_get_no_flag_they_do_not_know() -> None:
+    old = args_of(engine=engine_spec(image="example.com/vllm:v0.11.0", plugin="Disabled"))
+    assert not any(arg.startswith("--shutdown-timeout") for arg in old)
+    unknown = args_of(engine=engine_spec(image="example.com/vllm:latest", plugin="Disabled"))
+    assert not any(arg.startswith("--shutdown-timeout") for arg in unknown)
+
+
+@pytest.mark.parametrize(
+    ("image", "version"),
+    [
+        ("vllm/vllm-openai:v0.32.0", EngineVersion(0, 32)),
+        ("registry:5000/engine-cpu:0.33.1-rc1", EngineVersion(0, 33, 1)),
+        ("engine:0.6.3@sha256:0123", EngineVersion(0, 6, 3)),
+        ("engine:latest", None),
+        ("registry:5000/engine", None),
+        ("engine@sha256:0123", None),
+    ],
+)
+def test_an_images_tag_names_its_version(image: str, version: EngineVersion | None) -> None:
+    assert version == version_of_image(image)
+
+
+def test_versions_compare_by_number() -> None:
+    newer, older = parse_version("0.32.0"), parse_version("v0.9")
+    assert newer is not None
+    assert older is not None
+    assert newer > older
+    assert parse_version("main") is None
+
+
+@pytest.mark.parametrize(("tensor", "pipeline", "wanted"), [(1, 1, "1"), (4, 1, "4"), (2, 2, "4")])
+def test_gpus_are_tensor_times_pipeline(tensor: int, pipeline: int, wanted: str) -> None:
+    engine = {"accelerator": "NVIDIA", "parallelism": {"tensor": tensor, "pipeline": pipeline}}
+    assert {"limits": {"nvidia.com/gpu": wanted}} == container_of(engine=engine)["resources"]
+
+
+def test_the_users_gpus_win_and_other_resources_are_added() -> None:
+    resources = {"limits": {"nvidia.com/gpu": "1", "memory": "64Gi"}, "requests": {"cpu": "4"}}
+    found = container_of(
+        engine={"accelerator": "NVIDIA", "parallelism": {"tensor": 2}},
+        podTemplate={"resources": resources},
+    )
+    assert resources == found["resources"]
+
+
+def test_a_cpu_engine_asks_for_no_gpu() -> None:
+    assert {} == container_of()["resources"]
+
+
+def test_placement_passes_through() -> None:
+    placement = {
+        "nodeSelector": {"gpu": "h200"},
+        "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "runtimeClassName": "nvidia",
+        "priorityClassName": "high",
+        "affinity": {"nodeAffinity": {}},
+        "imagePullSecrets": [{"name": "registry"}],
+    }
+    spec = template_of(podTemplate=placement)["spec"]
+    assert placement == {key: spec[key] for key in placement}
+
+
+def test_the_users_labels_and_environment_are_added_and_never_replace_ours() -> None:
+    template = template_of(
+        podTemplate={
+            "metadata": {"labels": {"team": "search"}, "annotations": {"note": "x"}},
+            "env": [
+                {"name": "VLLM_LOGGING_LEVEL", "value": "DEBUG"},
+                {"name": "HF_HOME", "value": "/x"},
+            ],
+        }
+    )
+    assert "search" == template["metadata"]["labels"]["team"]
+    assert NAME == template["metadata"]["labels"]["kvserving.dev/serving"]
+    assert "x" == template["metadata"]["annotations"]["note"]
+    env = [entry["name"] for entry in template["spec"]["containers"][0]["env"]]
+    assert 1 == env.count("HF_HOME")
+    assert "VLLM_LOGGING_LEVEL" in env
+
+
+def test_pods_meet_the_restricted_security_standard() -> None:
+    spec = template_of()["spec"]
+    assert spec["automountServiceAccountToken"] is False
+    security = spec["securityContext"]
+    assert security["runAsNonRoot"] is True
+    assert 65532 == security["runAsUser"]
+    assert {"type": "RuntimeDefault"} == security["seccompProfile"]
+    container = spec["containers"][0]["securityContext"]
+    assert container["allowPrivilegeEscalation"] is False
+    assert {"drop": ["ALL"]} == container["capabilities"]
+    assert not any("hostPath" in volume for volume in spec["volumes"])
+
+
+def test_a_model_claim_is_mounted_read_only() -> None:
+    template = template_of()["spec"]
+    (volume,) = [v for v in template["volumes"] if v["name"] == "models"]
+    assert {"claimName": "models", "readOnly": True} == volume["persistentVolumeClaim"]
+    (mount,) = [m for m in template["containers"][0]["volumeMounts"] if m["name"] == "models"]
+    assert {"name": "models", "mountPath": "/models", "readOnly": True} == mount
+    assert "1" == environment_of()["HF_HUB_OFFLINE"]
+
+
+def test_a_hub_model_is_downloaded_by_the_engine() -> None:
+    model = {"uri": "hf://Qwen/Qwen3-8B", "revision": "abc123"}
+    assert "Qwen/Qwen3-8B" == args_of(model=model)[0]
+    assert "--revision=abc123" in args_of(model=model)
+    assert "HF_HUB_OFFLINE" not in environment_of(model=model)
+    assert not any(v["name"] == "models" for v in template_of(model=model)["spec"]["volumes"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"engine": engine_spec(image="example.com/engine:0.33.0")},
+        {"engine": engine_spec(maxModelLen=2048)},
+        {"engine": engine_spec(blockSize=32)},
+        {"kvCache": {"dtype": "bfloat16"}},
+        {"model": {"uri": "pvc://models/other"}},
+    ],
+)
+def test_compiled_code_is_never_shared_across(change: dict[str, Any]) -> None:
+    keys = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    before, after = environment_of(), environment_of(**change)
+    for key in keys:
+        assert before[key].startswith("/cache/")
+        assert before[key] != after[key]
+    other = environment_of(tuning={"mode": "Off"}, replicas=3)
+    assert [before[key] for key in keys] == [other[key] for key in keys]
+
+
+def test_the_compile_cache_may_be_a_claim() -> None:
+    spec = template_of(engine=engine_spec(compileCache={"claimName": "kernels"}))["spec"]
+    (cache,) = [v for v in spec["volumes"] if v["name"] == "cache"]
+    assert {"claimName": "kernels"} == cache["persistentVolumeClaim"]
+
+
+def test_loading_has_at_least_ten_minutes_and_ready_means_a_completion() -> None:
+    container = container_of()
+    startup = container["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 600
+    assert "/kvserving/v1/ready" == container["readinessProbe"]["httpGet"]["path"]
+    liveness = container["livenessProbe"]
+    assert liveness["periodSeconds"] * liveness["failureThreshold"] >= 120
+
+
+def test_a_stock_image_proves_itself_by_a_completion_at_start() -> None:
+    container = container_of(engine=engine_spec(plugin="Disabled"))
+    command = container["startupProbe"]["exec"]["command"]
+    assert ["python3", "-c"] == command[:2]
+    compile(command[2], "probe", "exec")
+    assert ["tiny", "8000"] == command[3:]
+    assert "KVSERVING_TOKEN" not in {entry["name"] for entry in container["env"]}
+    assert "readinessGates" not in template_of(engine=engine_spec(plugin="Disabled"))["spec"]
+
+
+def test_leaving_pods_have_time_to_drain() -> None:
+    spec = template_of(rollout={"drainSeconds": 200})["spec"]
+    delay = SETTINGS.endpoint_propagation_seconds
+    assert spec["terminationGracePeriodSeconds"] >= delay + 200 + 10
+    command = spec["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    assert f"sleep {delay}" in command[-1]
+
+
+def test_the_template_carries_the_hash_of_itself() -> None:
+    first, second = template_of(), template_of()
+    assert first == second
+    assert template_hash(first) != template_hash(template_of(engine=engine_spec(maxNumSeqs=8)))
+
+
+def test_a_check_pod_is_the_engine_without_device_token_and_weights() -> None:
+    template = template_of(
+        engine={"accelerator": "NVIDIA", "parallelism": {"tensor": 2}},
+        podTemplate={"nodeSelector": {"gpu": "h200"}},
+    )
+    pod = preflight_pod(REF, template, "2Gi", 180)
+    engine, check = template["spec"]["containers"][0], pod["spec"]["containers"][0]
+    assert engine["image"] == check["image"]
+    assert engine["args"] == check["args"]
+    assert ["python3", "-m", "kvserving_kernels.preflight", "--"] == check["command"]
+    assert "nvidia.com/gpu" not in json.dumps(pod)
+    assert "KVSERVING_TOKEN" not in json.dumps(pod)
+    assert "Never" == pod["spec"]["restartPolicy"]
+    assert {"gpu": "h200"} == pod["spec"]["nodeSelector"]
+    assert "readinessGates" not in pod["spec"]
+    # No selector of an engine may ever match it.
+    assert not REF.selector.items() <= pod["metadata"]["labels"].items()
+
+
+def test_a_check_pod_writes_into_no_claim() -> None:
+    template = template_of(engine=engine_spec(compileCache={"claimName": "kernels"}))
+    pod = preflight_pod(REF, template, "2Gi", 180)
+    claims = [
+        v["persistentVolumeClaim"] for v in pod["spec"]["volumes"] if "persistentVolumeClaim" in v
+    ]
+    assert [{"claimName": "models", "readOnly": True}] == claims
+
+
+def test_one_pod_at_a_time_is_replaced_and_none_added() -> None:
+    found = deployment(REF, template_of(), spec_of(), 2, "inputs", "image")
+    update = {"maxSurge": 0, "maxUnavailable": 1}
+    assert update == found["spec"]["strategy"]["rollingUpdate"]
+    own = spec_of(rollout={"maxSurge": 1, "maxUnavailable": 0})
+    found = deployment(REF, template_of(), own, 2, "inputs", "image")
+    assert 1 == found["spec"]["strategy"]["rollingUpdate"]["maxSurge"]
+
+
+def test_the_track_is_in_service_selectors_only() -> None:
+    found = deployment(REF, template_of(), spec_of(), 1, "inputs", "image")
+    assert "kvserving.dev/track" not in found["spec"]["selector"]["matchLabels"]
+    services = {c["metadata"]["name"]: c["spec"] for c in children(REF) if c["kind"] == "Service"}
+    assert "stable" == services[NAME]["selector"]["kvserving.dev/track"]
+    engines = services[f"{NAME}-engines"]
+    assert "None" == engines["clusterIP"]
+    assert engines["publishNotReadyAddresses"] is True
+    assert "kvserving.dev/track" not in engines["selector"]
+
+
+def test_every_selector_matches_the_pods() -> None:
+    labels = template_of()["metadata"]["labels"]
+    for child in children(REF):
+        spec = child.get("spec", {})
+        for selector in (spec.get("selector"), spec.get("podSelector")):
+            if selector:
+                assert selector.get("matchLabels", selector).items() <= labels.items()
+
+
+def test_children_have_the_names_that_users_are_told() -> None:
+    assert [
+        ("ServiceAccount", NAME),
+        ("Service", NAME),
+        ("Service", f"{NAME}-engines"),
+        ("PodDisruptionBudget", NAME),
+        ("NetworkPolicy", NAME),
+    ] == [(c["kind"], c["metadata"]["name"]) for c in children(REF)]
+    for child in children(REF):
+        assert NAMESPACE == child["metadata"]["namespace"]
+        assert child["metadata"]["ownerReferences"][0]["controller"] is True
+
+
+def test_a_token_can_be_read_back() -> None:
+    manifest = token_secret(REF, lambda: "secret-text")
+    assert f"{NAME}-token" == manifest["metadata"]["name"]
+    assert "secret-text" == token_of({"data": {"token": "c2VjcmV0LXRleHQ="}})
+    assert token_of({}) is None

@@ -1,0 +1,127 @@
+"""When two specs ask for the same pods, and which image a new template gets."""
+
+from typing import Any
+
+import pytest
+
+from kvserving_operator.memory import Memory, recall
+from kvserving_operator.render.children import deployment
+from kvserving_operator.revisions import (
+    REMEMBERED_VERDICTS,
+    RevisionState,
+    Verdict,
+    inputs_hash,
+    render_revision,
+)
+from kvserving_operator.settings import Settings
+from kvserving_tuner.state import TunerState
+from operatorkit.specs import REF, engine_spec, spec_of
+
+SETTINGS = Settings()
+
+
+def hash_of(**spec: Any) -> str:
+    return inputs_hash(spec_of(**spec))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": {"name": "other", "uri": "pvc://models/tiny-llama"}},
+        {"engine": engine_spec(maxNumSeqs=8)},
+        {"engine": engine_spec(extraArgs=["--seed=1"])},
+        {"engine": engine_spec(image="example.com/engine:1")},
+        {"kvCache": {"dtype": "float16"}},
+        {"slo": {"ttftMilliseconds": 500}},
+        {"rollout": {"drainSeconds": 10}},
+        {"podTemplate": {"nodeSelector": {"a": "b"}}},
+    ],
+)
+def test_what_shapes_a_pod_is_an_input(change: dict[str, Any]) -> None:
+    assert hash_of() != hash_of(**change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"replicas": 5},
+        {"tuning": {"mode": "Off"}},
+        {"rollout": {"maxSurge": 1}},
+        {"slo": {"percentile": 99}},
+        {"rollbackPolicyRef": {"name": "strict"}},
+        # Defaults that are spelled out: what a field that a later version adds looks like.
+        {"kvCache": {"dtype": "auto", "eviction": {"policy": "None"}}},
+        {"engine": engine_spec(prefixCaching="Enabled", parallelism={"tensor": 1})},
+        {"podTemplate": {"metadata": {"labels": {}}, "resources": {}}},
+    ],
+)
+def test_what_does_not_is_none(change: dict[str, Any]) -> None:
+    assert hash_of() == hash_of(**change)
+
+
+def state_with(image: str) -> RevisionState:
+    first = render_revision(REF, spec_of(), Settings(engine_image_cpu=image), RevisionState(), 0.0)
+    return RevisionState(current=first)
+
+
+def test_the_image_in_use_stays_in_use() -> None:
+    state = state_with("engine:0.32.0")
+    edited = spec_of(engine=engine_spec(maxNumSeqs=4))
+    newer = Settings(engine_image_cpu="engine:0.40.0")
+    assert "engine:0.32.0" == render_revision(REF, edited, newer, state, 1.0).image
+
+
+def test_another_accelerator_gets_its_own_default() -> None:
+    state = state_with("engine:0.32.0")
+    edited = spec_of(engine={"accelerator": "NVIDIA"})
+    image = render_revision(REF, edited, SETTINGS, state, 1.0).image
+    assert SETTINGS.engine_image_nvidia == image
+
+
+def test_a_memory_survives_its_configmap() -> None:
+    state = state_with("engine:0.32.0").judged(
+        Verdict(template_hash="x", ok=False, reason="PreflightFailed", message="no", retry="1")
+    )
+    memory = Memory(revisions=state, tuner=TunerState(cap=7), basis={"MaxActiveSeqs": "16"})
+    assert memory == recall(memory.manifest(REF), None)
+
+
+def test_a_broken_memory_falls_back_on_the_deployment() -> None:
+    state = state_with("engine:0.32.0")
+    assert state.current is not None
+    current = state.current
+    stored = deployment(REF, current.template, spec_of(), 1, current.inputs_hash, current.image)
+    adopted = recall({"data": {"revisions.json": "{not json"}}, stored).revisions
+    assert adopted.current is not None
+    assert (current.hash, current.inputs_hash, current.image) == (
+        adopted.current.hash,
+        adopted.current.inputs_hash,
+        adopted.current.image,
+    )
+    assert adopted.current == adopted.good
+
+
+def test_a_deployment_that_is_not_ours_is_not_adopted() -> None:
+    foreign = {"metadata": {"name": "x"}, "spec": {"template": {"spec": {"containers": []}}}}
+    assert RevisionState() == recall(None, foreign).revisions
+
+
+def test_passing_fields_are_not_worth_a_write() -> None:
+    memory = Memory()
+    counted = Memory(tuner=TunerState(agreeing_count=2, agreeing_at=5.0))
+    assert not counted.worth_storing(memory)
+    assert Memory(tuner=TunerState(last_change_at=5.0)).worth_storing(memory)
+
+
+def test_verdicts_are_bounded_and_the_newest_counts() -> None:
+    state = RevisionState()
+    for number in range(REMEMBERED_VERDICTS + 5):
+        state = state.judged(
+            Verdict(template_hash=str(number), ok=True, reason="Passed", message="")
+        )
+    assert REMEMBERED_VERDICTS == len(state.verdicts)
+    assert state.verdict("0", "") is None
+    refused = Verdict(template_hash="14", ok=False, reason="PreflightFailed", message="", retry="a")
+    state = state.judged(refused)
+    assert refused == state.verdict("14", "a")
+    assert state.verdict("14", "b") is None
