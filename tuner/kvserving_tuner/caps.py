@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvserving_tuner.diagnosis import cap_reached
-from kvserving_tuner.fit import engine_fit
+from kvserving_tuner.fit import engine_fit, window_tokens_per_request
 from kvserving_tuner.histograms import Histogram
 from kvserving_tuner.observation import EngineObservation, GaugeWindow, Window
 from kvserving_tuner.readings import Unknown, known
@@ -107,39 +107,27 @@ def step_up(cap: int, maximum: int, rules: CapRules) -> int:
     return min(max(cap + 1, math.floor(cap * rules.raise_factor)), maximum)
 
 
-def kv_per_sequence(engine: EngineObservation, part: Window) -> float | None:
-    """Share of one rank's KV cache that a running sequence uses, on average."""
-    return _per_sequence(engine, part, "mean")
+def heaviest_request(engines: Sequence[EngineObservation], rules: CapRules) -> float | None:
+    """Tokens of a finished request in the last window, where they are most; None if unknown."""
+    tokens = [
+        window_tokens_per_request(engine.full, rules)
+        for engine in engines
+        if isinstance(engine.full, Window)
+    ]
+    return max((each for each in tokens if each is not None), default=None)
 
 
-def kv_per_sequence_at_most(engine: EngineObservation, part: Window) -> float | None:
-    """The same at the window's fullest, so that a lull does not pass for a lighter load."""
-    return _per_sequence(engine, part, "maximum")
-
-
-def _per_sequence(engine: EngineObservation, part: Window, of: str) -> float | None:
-    running, usage = part.running, part.kv_usage
-    if isinstance(running, Unknown) or isinstance(usage, Unknown) or running.mean <= 0:
+def lighter(ceiling: Ceiling, tokens: float | None, rules: CapRules) -> float | None:
+    """Length of requests now over that at the storm, if they are clearly shorter; else None."""
+    before = ceiling.tokens_per_request
+    if before is None or tokens is None or tokens > before * (1 - rules.lighter_load_share):
         return None
-    used: float = getattr(usage, of)
-    return used / (running.mean / engine.ranks)
+    return tokens / before
 
 
-def is_lighter(ceiling: Ceiling, per_sequence: float | None, rules: CapRules) -> bool:
-    """Whether sequences now use so much less cache that the remembered storm says little."""
-    before = ceiling.kv_per_sequence
-    return (
-        before is not None
-        and per_sequence is not None
-        and 0 < per_sequence <= before * (1 - rules.lighter_load_share)
-    )
-
-
-def below_ceiling(ceiling: Ceiling, per_sequence: float | None, rules: CapRules) -> int:
+def below_ceiling(ceiling: Ceiling, tokens: float | None, rules: CapRules) -> int:
     """The largest cap that keeps its distance from a remembered storm."""
-    sequences = ceiling.sequences
-    if is_lighter(ceiling, per_sequence, rules) and per_sequence and ceiling.kv_per_sequence:
-        sequences *= ceiling.kv_per_sequence / per_sequence
+    sequences = ceiling.sequences / (lighter(ceiling, tokens, rules) or 1.0)
     return min(math.floor(sequences * (1 - rules.ceiling_margin)), math.ceil(sequences) - 1)
 
 

@@ -17,11 +17,9 @@ Evidence = Mapping[str, float | str]
 
 def diagnose_engine(engine: EngineObservation, cap: int | None, limits: Thresholds) -> Diagnosis:
     """Diagnose one engine whose ranks may each run `cap` sequences (None: not known)."""
-    for part in (engine.short, engine.full):
-        if isinstance(part, Window):
-            storm = find_storm(engine.target, part, limits)
-            if storm is not None:
-                return storm
+    storms = find_storms(engine, limits)
+    if storms:
+        return storms[0][1]
     full = engine.full
     if isinstance(full, Unknown):
         reason = Reason.WARMING_UP if engine.answered else Reason.METRICS_MISSING
@@ -58,8 +56,22 @@ def diagnose_engine(engine: EngineObservation, cap: int | None, limits: Threshol
     return Diagnosis(DiagnosisKind.HEALTHY, engine.target, message, evidence, Reason.HEALTHY)
 
 
-def find_storm(target: str, part: Window, limits: Thresholds) -> Diagnosis | None:
-    """A preemption storm in this window, None if there is none."""
+def find_storms(engine: EngineObservation, limits: Thresholds) -> list[tuple[Window, Diagnosis]]:
+    """The windows that show a preemption storm: the short one first."""
+    found: list[tuple[Window, Diagnosis]] = []
+    for part, minimum in (
+        (engine.short, limits.storm_minimum_preemptions),
+        (engine.full, limits.storm_minimum_sustained),
+    ):
+        if isinstance(part, Window):
+            storm = find_storm(engine.target, part, minimum, limits)
+            if storm is not None:
+                found.append((part, storm))
+    return found
+
+
+def find_storm(target: str, part: Window, minimum: float, limits: Thresholds) -> Diagnosis | None:
+    """A storm of at least `minimum` preemptions in this window, None if there is none."""
     running, usage = part.running, part.kv_usage
     if not isinstance(running, GaugeWindow) or not isinstance(usage, GaugeWindow):
         return None
@@ -78,7 +90,7 @@ def find_storm(target: str, part: Window, limits: Thresholds) -> Diagnosis | Non
         and slowdown <= limits.storm_slowdown
     ):
         preemptions = unexplained
-    if preemptions < limits.storm_minimum_preemptions:
+    if preemptions < minimum:
         return None
     per_running = preemptions / running.mean / part.span_seconds
     share = preemptions / finished if finished else None

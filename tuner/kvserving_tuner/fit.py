@@ -63,22 +63,48 @@ def engine_fit(engine: EngineObservation, rules: CapRules) -> int | Unknown:
     capacity = known(engine.capacity_tokens)
     if capacity is None:
         return Unknown("capacity of the KV cache is not known")
-    for prompts, answers in _lengths(engine):
-        if min(prompts.count, answers.count) >= rules.fit_minimum_finished:
-            each = residence(prompts, answers, known(engine.block_size))
-            if isinstance(each, Residence):
-                return fitting_sequences(capacity, each, rules)
-    return Unknown(f"fewer than {rules.fit_minimum_finished:g} finished requests")
+    lengths = _lengths(engine, rules)
+    if isinstance(lengths, Unknown):
+        return lengths
+    each = residence(*lengths, known(engine.block_size))
+    return each if isinstance(each, Unknown) else fitting_sequences(capacity, each, rules)
 
 
-def _lengths(engine: EngineObservation) -> list[tuple[Histogram, Histogram]]:
-    """Lengths of the recent window first, of the engine's whole life next."""
-    pairs: list[tuple[Histogram | Unknown, Histogram | Unknown]] = []
+def tokens_per_request(engine: EngineObservation, rules: CapRules) -> float | None:
+    """Prompt and answer tokens of a finished request, on average, lately or else ever."""
+    return _mean_total(_lengths(engine, rules))
+
+
+def window_tokens_per_request(part: Window, rules: CapRules) -> float | None:
+    """Prompt and answer tokens of the requests that finished in a window, on average."""
+    return _mean_total(_enough(part.prompt_lengths, part.answer_lengths, rules))
+
+
+def _lengths(engine: EngineObservation, rules: CapRules) -> tuple[Histogram, Histogram] | Unknown:
+    """Lengths of finished requests: of the recent window if enough finished, else of all."""
     if isinstance(engine.full, Window):
-        pairs.append((engine.full.prompt_lengths, engine.full.answer_lengths))
-    pairs.append((engine.prompt_lengths, engine.answer_lengths))
-    return [
-        (prompts, answers)
-        for prompts, answers in pairs
-        if isinstance(prompts, Histogram) and isinstance(answers, Histogram)
-    ]
+        recent = _enough(engine.full.prompt_lengths, engine.full.answer_lengths, rules)
+        if not isinstance(recent, Unknown):
+            return recent
+    return _enough(engine.prompt_lengths, engine.answer_lengths, rules)
+
+
+def _enough(
+    prompts: Histogram | Unknown, answers: Histogram | Unknown, rules: CapRules
+) -> tuple[Histogram, Histogram] | Unknown:
+    if isinstance(prompts, Unknown):
+        return prompts
+    if isinstance(answers, Unknown):
+        return answers
+    if min(prompts.count, answers.count) < rules.fit_minimum_finished:
+        return Unknown(f"fewer than {rules.fit_minimum_finished:g} finished requests")
+    return prompts, answers
+
+
+def _mean_total(lengths: tuple[Histogram, Histogram] | Unknown) -> float | None:
+    if isinstance(lengths, Unknown):
+        return None
+    prompt, answer = lengths[0].mean, lengths[1].mean
+    if isinstance(prompt, Unknown) or isinstance(answer, Unknown):
+        return None
+    return prompt + answer

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from kvserving_tuner import caps
 from kvserving_tuner.decision import Change, Diagnosis, DiagnosisKind, Knob, Reason
-from kvserving_tuner.diagnosis import find_storm
+from kvserving_tuner.diagnosis import find_storms
+from kvserving_tuner.fit import tokens_per_request
 from kvserving_tuner.observation import EngineObservation, GaugeWindow, Observation, Window
 from kvserving_tuner.readings import Unknown
 from kvserving_tuner.runtime_client import KnobRange, RuntimeState
@@ -123,7 +124,7 @@ def on_storm(
     message = f"{storm.message}: cap lowered from {knobs.highest} to {to}{fit}"
     ceiling = Ceiling(
         sequences=min(cap, target.running),
-        kv_per_sequence=caps.kv_per_sequence(engine, part),
+        tokens_per_request=tokens_per_request(engine, settings.cap),
         until=0.0,
     )
     return Proposal(
@@ -139,11 +140,8 @@ def storm_window(
     settings: TuningSettings, engine: EngineObservation, state: TunerState
 ) -> Window | None:
     """The window that shows a storm under the settings in effect now, None if there is none."""
-    for part in (engine.short, engine.full):
-        if isinstance(part, Unknown):
-            continue
-        settled = state.last_change_at is None or part.start >= state.last_change_at
-        if settled and find_storm(engine.target, part, settings.thresholds) is not None:
+    for part, _ in find_storms(engine, settings.thresholds):
+        if state.last_change_at is None or part.start >= state.last_change_at:
             return part
     return None
 
@@ -197,8 +195,8 @@ def _raise(
     if cap >= knobs.maximum:
         message = f"{fleet.message}; the cap is at its maximum, {knobs.maximum}"
         return Proposal(None, Reason.AT_MAXIMUM, message)
-    per_sequence = _heaviest(engines)
-    waiting = _pause(settings, state, per_sequence, now)
+    tokens = caps.heaviest_request(engines, rules)
+    waiting = _pause(settings, state, tokens, now)
     if waiting is not None:
         return waiting
     if any(
@@ -216,7 +214,7 @@ def _raise(
         return Proposal(None, reason, slack.message)
     wanted = caps.step_up(cap, knobs.maximum, rules)
     if state.ceiling is not None and now < state.ceiling.until:
-        wanted = min(wanted, caps.below_ceiling(state.ceiling, per_sequence, rules))
+        wanted = min(wanted, caps.below_ceiling(state.ceiling, tokens, rules))
         if wanted <= cap:
             message = (
                 f"a storm with {state.ceiling.sequences:.0f} sequences is remembered for "
@@ -243,27 +241,29 @@ def _raise(
 
 
 def _pause(
-    settings: TuningSettings, state: TunerState, per_sequence: float | None, now: float
+    settings: TuningSettings, state: TunerState, tokens: float | None, now: float
 ) -> Proposal | None:
     cooldown = settings.cooldowns.live_seconds
     if state.last_change_at is not None and now - state.last_change_at < cooldown:
         left = cooldown - (now - state.last_change_at)
         return Proposal(None, Reason.COOLDOWN, f"the last change is too recent: {left:.0f} s left")
+    if state.ceiling is not None and caps.lighter(state.ceiling, tokens, settings.cap):
+        return None
     paused = state.raises_paused_until
-    if paused is None or now >= paused:
-        return None
-    if state.ceiling is not None and caps.is_lighter(state.ceiling, per_sequence, settings.cap):
-        return None
-    return Proposal(
-        None, Reason.COOLDOWN, f"a raise led to a storm: no raise for {paused - now:.0f} s"
-    )
+    if paused is not None and now < paused:
+        message = f"a raise led to a storm: no raise for {paused - now:.0f} s"
+        return Proposal(None, Reason.COOLDOWN, message)
+    left = _spacing_left(settings, state, now)
+    if left > 0:
+        message = f"raises are spaced out after a storm: {left:.0f} s left"
+        return Proposal(None, Reason.COOLDOWN, message)
+    return None
 
 
-def _heaviest(engines: Sequence[EngineObservation]) -> float | None:
-    """KV share of a running sequence on the engine where it is largest, None if nothing runs."""
-    shares = [
-        caps.kv_per_sequence_at_most(engine, engine.full)
-        for engine in engines
-        if isinstance(engine.full, Window)
-    ]
-    return max((share for share in shares if share is not None), default=None)
+def _spacing_left(settings: TuningSettings, state: TunerState, now: float) -> float:
+    storm, raised = state.last_storm_at, state.last_raise_at
+    if storm is None or raised is None or raised < storm:
+        return 0.0
+    if now - storm > settings.cap.recent_storm_seconds:
+        return 0.0
+    return settings.cap.raise_spacing_seconds - (now - raised)

@@ -96,8 +96,10 @@ class Thresholds(_Frozen):
     """KV use (p95 of the window) from which waiting requests wait for the cache."""
     storm_kv_usage: float = Field(default=0.90, gt=0, le=1)
     """A storm needs a full cache; preemptions without one have another cause."""
-    storm_minimum_preemptions: float = Field(default=3, ge=1)
-    """Fewer in one short window happen in any well-used cache."""
+    storm_minimum_preemptions: float = Field(default=2, ge=1)
+    """In the short window; a single preemption happens in any well-used cache."""
+    storm_minimum_sustained: float = Field(default=4, ge=1)
+    """In the full window: a slow engine's storm may show fewer than that in a short one."""
     storm_preempted_share: float = Field(default=0.05, gt=0)
     """Preemptions per finished request; above 5 % recomputation shows in throughput."""
     storm_minimum_finished: float = Field(default=20, ge=1)
@@ -135,14 +137,19 @@ class CapRules(_Frozen):
     ceiling_margin: float = Field(default=0.1, ge=0, lt=1)
     """Distance kept from a cap at which a storm happened, as a share of it, while it is
     remembered."""
+    raise_spacing_seconds: float = Field(default=300, ge=0)
+    """Time between raises while a storm is remembered as recent: at most two in ten quiet minutes.
+    The first raise after a storm waits for the cool-down only."""
+    recent_storm_seconds: float = Field(default=3600, gt=0)
+    """How long a storm counts as recent; without one, raises follow each other at the cool-down."""
     backoff_seconds: float = Field(default=600, gt=0)
     """How long a storm's cap is remembered, and how long raises pause after a raise that led to a
     storm."""
     backoff_maximum_seconds: float = Field(default=21600, gt=0)
     """The back-off doubles with every storm that follows a raise, up to this."""
     lighter_load_share: float = Field(default=0.3, gt=0, lt=1)
-    """How much less cache a running sequence must use than when the storm happened for the memory
-    to be rescaled: a ceiling is a fact about a load, not about the engine."""
+    """How much shorter requests must be than when the storm happened for its memory to be rescaled
+    and raises to go on."""
 
 
 class TuningSettings(_Frozen):

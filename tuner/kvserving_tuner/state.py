@@ -17,8 +17,8 @@ class Ceiling(_Frozen):
 
     sequences: float
     """Sequences that ran per rank when the storm was seen, or the cap if that was lower."""
-    kv_per_sequence: float | None
-    """Share of the KV cache one running sequence used then; None if unknown."""
+    tokens_per_request: float | None = None
+    """Mean length of finished requests then: a ceiling is a fact about a load, not an engine."""
     until: float
 
 
