@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
 
@@ -13,6 +14,8 @@ class MetricsServer:
         self.text: str | None = ""
         """What /metrics answers; None: HTTP 500."""
         self.delay_seconds = 0.0
+        self.served = 0
+        """Answers given so far."""
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -22,8 +25,11 @@ class MetricsServer:
                 self.send_response(500 if server.text is None else 200)
                 self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
                 self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+                # A client that ran into its time-out is gone by now.
+                with suppress(BrokenPipeError, ConnectionResetError):
+                    self.end_headers()
+                    self.wfile.write(body)
+                server.served += 1
 
             def log_message(self, format: str, *args: object) -> None:
                 """Stay silent."""

@@ -174,7 +174,11 @@ class PrometheusSource:
         return "{" + ",".join(matchers) + "}"
 
     def _query(self, query: str, now: float) -> list[Mapping[str, Any]]:
-        rows = self._api.custom_query(query, params={"time": f"{now:.3f}"})
+        try:
+            rows = self._api.custom_query(query, params={"time": f"{now:.3f}"})
+        except (KeyError, TypeError) as error:
+            # The library indexes the answer without looking at it.
+            raise _NotPrometheus(f"expected a query's result: {error}") from error
         if not isinstance(rows, list):
             raise _NotPrometheus(f"expected a list of series, got {type(rows).__name__}")
         return rows
