@@ -1,0 +1,179 @@
+"""The engine core's end: all or nothing, each id once, and what was before stays on failure."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from kvserving_kernels.plugin.changes import IntegerRange
+from kvserving_kernels.plugin.controller import REMEMBERED_CHANGES, RuntimeController
+from kvserving_kernels.plugin.document import (
+    Capacity,
+    Effective,
+    EngineState,
+    Startup,
+    Versions,
+)
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
+
+
+class FakeEngine:
+    """An engine with two live knobs, of which one may fail."""
+
+    def __init__(self) -> None:
+        self.values = {"max_active_seqs": 64, "max_scheduled_tokens": 2048}
+        self.writes: list[tuple[str, int]] = []
+        self.fails: str | None = None
+
+    def get(self, knob: str) -> int:
+        """Value in force."""
+        return self.values[knob]
+
+    def set(self, knob: str, value: int) -> None:
+        """Set a knob, or fail halfway."""
+        self.values[knob] = value
+        self.writes.append((knob, value))
+        if knob == self.fails:
+            self.fails = None
+            raise RuntimeError("out of memory")
+
+    def state(self) -> EngineState:
+        """State with both knobs live."""
+        return EngineState(
+            effective=Effective(
+                "bfloat16", self.values["max_active_seqs"], self.values["max_scheduled_tokens"]
+            ),
+            envelope={
+                "max_active_seqs": IntegerRange(1, 64),
+                "max_scheduled_tokens": IntegerRange(64, 2048),
+            },
+            capacity=Capacity(4096, 32, 128, 1024, 4_194_304, 4.0),
+            versions=Versions("0.32.0", "0.1.0"),
+            startup=Startup(64, 2048, 1024, True, "bfloat16"),
+        )
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+def controller(engine: FakeEngine) -> RuntimeController:
+    return RuntimeController(engine, lambda: NOW)
+
+
+def _change(change_id: str = "a", **values: object) -> dict[str, Any]:
+    return {"change_id": change_id, **values}
+
+
+def test_the_document_has_the_shape_that_clients_know(controller: RuntimeController) -> None:
+    assert controller.describe() == {
+        "api_version": "v1",
+        "effective": {
+            "kv_cache_dtype": "bfloat16",
+            "max_active_seqs": 64,
+            "max_scheduled_tokens": 2048,
+            "eviction": {"policy": "None"},
+        },
+        "envelope": {
+            "max_active_seqs": {"minimum": 1, "maximum": 64},
+            "max_scheduled_tokens": {"minimum": 64, "maximum": 2048},
+        },
+        "capacity": {
+            "kv_cache_tokens": 4096,
+            "blocks": 32,
+            "block_size": 128,
+            "bytes_per_token": 1024,
+            "kv_cache_bytes": 4_194_304,
+            "max_concurrency": 4.0,
+        },
+        "versions": {"vllm": "0.32.0", "plugin": "0.1.0"},
+        "startup": {
+            "max_num_seqs": 64,
+            "max_num_batched_tokens": 2048,
+            "max_model_len": 1024,
+            "prefix_caching": True,
+            "dtype": "bfloat16",
+        },
+        "last_change": None,
+    }
+
+
+def test_a_change_is_in_force_and_noted(controller: RuntimeController, engine: FakeEngine) -> None:
+    answer = controller.apply(_change(max_active_seqs=8))
+    assert answer["outcome"] == "Applied"
+    assert (
+        answer["runtime"]["effective"]["max_active_seqs"] == engine.values["max_active_seqs"] == 8
+    )
+    assert answer["runtime"]["last_change"] == {
+        "change_id": "a",
+        "result": "Applied",
+        "at": "2026-01-02T03:04:05.678Z",
+    }
+
+
+def test_a_repeated_change_is_answered_but_not_made_again(
+    controller: RuntimeController, engine: FakeEngine
+) -> None:
+    controller.apply(_change("a", max_active_seqs=8))
+    controller.apply(_change("b", max_active_seqs=16))
+    answer = controller.apply(_change("a", max_active_seqs=8))
+    assert answer["outcome"] == "Repeated"
+    assert answer["runtime"]["effective"]["max_active_seqs"] == 16
+    assert engine.writes == [("max_active_seqs", 8), ("max_active_seqs", 16)]
+
+
+def test_an_id_cannot_name_two_changes(controller: RuntimeController, engine: FakeEngine) -> None:
+    controller.apply(_change("a", max_active_seqs=8))
+    answer = controller.apply(_change("a", max_active_seqs=9))
+    assert (answer["outcome"], answer["error"]["field"]) == ("Invalid", "change_id")
+    assert engine.values["max_active_seqs"] == 8
+
+
+def test_one_wrong_field_leaves_all_as_it_was(
+    controller: RuntimeController, engine: FakeEngine
+) -> None:
+    answer = controller.apply(_change(max_active_seqs=8, max_scheduled_tokens=1))
+    assert answer["outcome"] == "Invalid"
+    assert answer["error"] == {
+        "field": "max_scheduled_tokens",
+        "expected": "an integer from 64 to 2048",
+        "got": "1",
+        "message": "max_scheduled_tokens: expected an integer from 64 to 2048, got 1",
+    }
+    assert engine.writes == []
+    assert controller.describe()["last_change"] is None
+
+
+@pytest.mark.parametrize("failing", ["max_active_seqs", "max_scheduled_tokens"])
+def test_a_failure_at_any_knob_puts_every_knob_back(
+    controller: RuntimeController, engine: FakeEngine, failing: str
+) -> None:
+    before = dict(engine.values)
+    engine.fails = failing
+    answer = controller.apply(_change(max_active_seqs=8, max_scheduled_tokens=512))
+    assert answer["outcome"] == "Failed"
+    assert "out of memory" in answer["error"]["message"]
+    assert engine.values == before
+    last = controller.describe()["last_change"]
+    assert (last["result"], "out of memory" in last["error"]) == ("Failed", True)
+
+
+def test_a_failed_change_may_be_tried_again(
+    controller: RuntimeController, engine: FakeEngine
+) -> None:
+    engine.fails = "max_active_seqs"
+    controller.apply(_change("a", max_active_seqs=8))
+    assert controller.apply(_change("a", max_active_seqs=8))["outcome"] == "Applied"
+    assert engine.values["max_active_seqs"] == 8
+
+
+def test_remembered_ids_are_bounded(controller: RuntimeController, engine: FakeEngine) -> None:
+    for number in range(REMEMBERED_CHANGES + 1):
+        controller.apply(_change(f"c{number}", max_active_seqs=1 + number % 64))
+    written = len(engine.writes)
+    assert controller.apply(_change("c1", max_active_seqs=2))["outcome"] == "Repeated"
+    assert controller.apply(_change("c0", max_active_seqs=1))["outcome"] == "Applied"
+    assert len(engine.writes) == written + 1
