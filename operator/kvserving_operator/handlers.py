@@ -63,6 +63,14 @@ class Operator:
 
     async def start(self) -> None:
         """Connect and wait for the Lease; nothing is watched before it is held."""
+        try:
+            await self._start()
+        except BaseException:
+            # kopf does not clean up after a start that was cut short.
+            await self.resources.aclose()
+            raise
+
+    async def _start(self) -> None:
         cluster = await self.connect(self.resources)
         http = await self.resources.enter_async_context(
             httpx.AsyncClient(timeout=self.settings.engine_timeout_seconds, trust_env=False)
@@ -120,7 +128,13 @@ class Operator:
         return then is not None and time.monotonic() - then < EVENT_PAUSE_SECONDS
 
     async def _keep(self, guard: LeaseGuard) -> None:
-        await guard.keep()
+        try:
+            await guard.keep()
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            logger.exception("the lease is not renewed any more")
+        # However renewing ended, this process must not go on without the Lease.
         self.metrics.lease_held.set(0)
         self.lost = True
         self.stop.set()
@@ -152,9 +166,8 @@ def _register_life_cycle(registry: kopf.OperatorRegistry, operator: Operator) ->
         age = operator.controller.seconds_since_success if operator.controller else 0.0
         if age > operator.settings.liveness_age_seconds:
             limit = operator.settings.liveness_age_seconds
-            raise OperatorError(
-                f"no look at a KVServing succeeded for {age:.0f} s, limit {limit:g} s"
-            )
+            # Any other error would be tried again before the probe is answered.
+            raise kopf.PermanentError(f"no look succeeded for {age:.0f} s, limit {limit:g} s")
         return round(age, 1)
 
 

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kvserving_operator.cluster import Cluster
-from kvserving_operator.errors import Conflict, LeaseLost, Retryable
+from kvserving_operator.errors import Conflict, LeaseLost, OperatorError
 from kvserving_operator.kinds import Kind, Object
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class LeaseGuard:
             lease = await self._read()
             if lease is not None and _holder(lease) == self._settings.identity:
                 await self._cluster.replace(self._document(lease, holder=""))
-        except Retryable as error:
+        except OperatorError as error:
             logger.warning("lease not released: %s", error)
 
     async def _try_hold(self) -> str | None:
@@ -121,7 +121,7 @@ class LeaseGuard:
                 await self._cluster.replace(self._document(lease, holder=self._settings.identity))
         except Conflict:
             return CONTENDED
-        except Retryable as error:
+        except OperatorError as error:
             logger.warning("lease not renewed: %s", error)
             return UNREACHABLE
         # Counted from before the call: the server may have stored it just after we asked.
@@ -167,7 +167,7 @@ class LeaseGuard:
         }
 
 
-UNREACHABLE = "(the Kubernetes API does not answer)"
+UNREACHABLE = "(the Kubernetes API does not answer, or refuses)"
 CONTENDED = "(another process wrote it at the same time)"
 
 

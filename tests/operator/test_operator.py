@@ -1,0 +1,233 @@
+"""The whole operator process, kopf and HTTP client included, against an emulated API server."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import kmock as kmock_package
+import kopf
+import pytest
+from kubernetes.aio import client
+
+from kvserving_operator.cluster import Cluster, KubernetesCluster
+from kvserving_operator.errors import ApiRejected, Conflict
+from kvserving_operator.handlers import FINALIZER, Operator, register
+from kvserving_operator.kinds import Kind
+from kvserving_operator.settings import Settings
+from operatorkit.specs import NAME, NAMESPACE, serving_body
+
+SERVING = ("kvserving.dev/v1alpha1/kvservings", NAMESPACE, NAME)
+DEPLOYMENT = ("apps/v1/deployments", NAMESPACE, NAME)
+
+
+class ApplyingEmulator(kmock_package.KubernetesEmulator):
+    """Adds what the emulator lacks: apply creates what is missing, and objects have identities."""
+
+    counter = itertools.count(1)
+
+    async def _handle(self, request: Any) -> Any:
+        applied = request.headers.get("Content-Type") == "application/apply-patch+yaml"
+        key = (request.resource, request.namespace, request.name)
+        if request.method == "PUT" and request.name:
+            object.__setattr__(request, "action", kmock_package.action.UPDATE)
+        if request.method == "PATCH" and applied and not request.subresource:
+            if key not in self._objects or self._objects[key].deleted:
+                self._objects[key] = self._stamped(request.data)
+                event = {"type": "ADDED", "object": self._objects[key].raw}
+                await self._buses[request.resource].put(event)
+        elif request.method == "POST" and isinstance(request.data, dict):
+            request.data.update(self._stamped(request.data))
+        return await super()._handle(request)
+
+    def _stamped(self, data: dict[str, Any]) -> dict[str, Any]:
+        number = next(self.counter)
+        stamp = {"uid": f"uid-{number}", "resourceVersion": str(number), "generation": 1}
+        stamp["creationTimestamp"] = "2026-11-29T20:00:00Z"
+        return {**data, "metadata": {**stamp, **data["metadata"]}}
+
+
+@pytest.fixture
+def kmock_options() -> dict[str, Any]:
+    return {"cls": ApplyingEmulator}
+
+
+@pytest.fixture
+def api(kmock: Any) -> Any:
+    """An API server that knows our kinds and holds one KVServing."""
+    for kind in Kind:
+        group = kind.api_version
+        kmock.resources[f"{group}/{kind.value.plural}"] = {
+            "namespaced": True, "kind": kind.name, "singular": kind.name.lower(),
+            "verbs": ["get", "list", "watch", "create", "patch", "update", "delete"],
+            "shortnames": [], "categories": [], "subresources": ["status"],
+        }  # fmt: skip
+    for plural, name in (("v1/namespaces", "Namespace"), ("v1/events", "Event")):
+        kmock.resources[plural] = {
+            "namespaced": name == "Event", "kind": name, "singular": name.lower(),
+            "verbs": ["get", "list", "watch", "create", "patch"],
+            "shortnames": [], "categories": [], "subresources": [],
+        }  # fmt: skip
+    body = serving_body(tuning={"mode": "Off"})
+    body["metadata"] |= {"resourceVersion": "1", "creationTimestamp": "2026-11-29T20:00:00Z"}
+    kmock.objects[SERVING] = body
+    return kmock
+
+
+def operator_for(api: Any, **changes: Any) -> Operator:
+    settings = Settings(tick_seconds=0.2, metrics_listen_port=0, lease_seconds=3, **changes)
+
+    async def connect(resources: AsyncExitStack) -> Cluster:
+        configuration = client.Configuration(host=str(api.url).rstrip("/"))
+        cluster = KubernetesCluster(client.ApiClient(configuration), 5.0)
+        return await resources.enter_async_context(cluster)
+
+    def login(**_: Any) -> kopf.ConnectionInfo:
+        return kopf.ConnectionInfo(server=str(api.url).rstrip("/"))
+
+    return Operator(settings, connect, login)
+
+
+@asynccontextmanager
+async def running(operator: Operator, **options: Any) -> AsyncIterator[asyncio.Task[None]]:
+    registry = kopf.OperatorRegistry()
+    register(registry, operator)
+    task = asyncio.create_task(
+        kopf.operator(
+            registry=registry,
+            clusterwide=True,
+            standalone=True,
+            stop_flag=operator.stop,
+            **options,
+        )
+    )
+    try:
+        yield task
+    finally:
+        operator.stop.set()
+        await asyncio.wait_for(task, 20)
+
+
+async def until(condition: Callable[[], Any], what: str, seconds: float = 20) -> None:
+    for _ in range(int(seconds / 0.05)):
+        if condition():
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"not within {seconds} s: {what}")
+
+
+async def answer_of(url: str) -> int:
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        return answer.status
+
+
+def exists(api: Any, key: tuple[str, str, str]) -> bool:
+    try:
+        return not api.objects[key].deleted
+    except KeyError:
+        return False
+
+
+def checks(api: Any) -> list[tuple[Any, Any, Any]]:
+    return [key for key in api.objects if "preflight" in key[2] and not api.objects[key].deleted]
+
+
+def condition(api: Any, type: str) -> dict[str, Any]:
+    found = api.objects[SERVING].raw.get("status", {}).get("conditions", [])
+    return next((c for c in found if c["type"] == type), {})
+
+
+def finish_checks(api: Any) -> None:
+    ended = {"terminated": {"exitCode": 0, "reason": "Completed"}}
+    for key in checks(api):
+        status = {
+            "phase": "Succeeded",
+            "containerStatuses": [{"name": "preflight", "state": ended}],
+        }
+        api.objects[key].patch({"status": status})
+
+
+async def test_from_a_resource_to_its_children_and_away_again(
+    api: Any, unused_tcp_port: int
+) -> None:
+    operator = operator_for(api)
+    url = f"http://127.0.0.1:{unused_tcp_port}/healthz"
+    async with running(operator, liveness_endpoint=url):
+        await until(lambda: checks(api), "a check pod")
+        await until(lambda: condition(api, "Progressing"), "a status")
+        finish_checks(api)
+        await until(lambda: exists(api, DEPLOYMENT), "the Deployment")
+        assert exists(api, ("v1/services", NAMESPACE, f"{NAME}-engines"))
+        assert exists(api, ("v1/secrets", NAMESPACE, f"{NAME}-token"))
+        assert [FINALIZER] == api.objects[SERVING].raw["metadata"]["finalizers"]
+        annotations = api.objects[SERVING].raw["metadata"]["annotations"]
+        assert "kvserving.dev/last-handled-configuration" in annotations
+        assert not any("kopf.zalando.org" in key for key in annotations)
+        await until(lambda: "RollingOut" == condition(api, "Progressing")["reason"], "rolling out")
+
+        assert 200 == await answer_of(url)
+        async with aiohttp.ClientSession(str(api.url)) as session:
+            path = Kind.KVServing.path(NAMESPACE, NAME)
+            async with session.delete(path) as answer:
+                assert answer.ok
+        await until(lambda: not exists(api, SERVING), "the finalizer is gone")
+    assert not operator.lost
+
+
+async def test_liveness_fails_when_looks_stop(api: Any, unused_tcp_port: int) -> None:
+    operator = operator_for(api, liveness_age_seconds=1.0)
+    url = f"http://127.0.0.1:{unused_tcp_port}/healthz"
+    async with running(operator, liveness_endpoint=url):
+        await until(lambda: condition(api, "Progressing"), "a status")
+        assert operator.controller is not None
+        async with operator.controller._sessions[(NAMESPACE, NAME)].lock:
+            await asyncio.sleep(1.5)
+            assert 500 == await answer_of(url)
+
+
+async def test_a_second_operator_waits_and_takes_over(api: Any) -> None:
+    first, second = operator_for(api, identity="first"), operator_for(api, identity="second")
+    async with running(first):
+        await until(lambda: condition(api, "Progressing"), "a status")
+        async with running(second):
+            await asyncio.sleep(1.5)
+            assert second.controller is None
+            first.stop.set()
+            await until(lambda: second.controller is not None, "the second operator acts")
+            lease = api.objects[
+                ("coordination.k8s.io/v1/leases", "kvserving-system", "kvserving-operator")
+            ]
+            assert "second" == lease.raw["spec"]["holderIdentity"]
+
+
+async def test_an_operator_that_loses_the_lease_stops(api: Any) -> None:
+    operator = operator_for(api, identity="first")
+    key = ("coordination.k8s.io/v1/leases", "kvserving-system", "kvserving-operator")
+    async with running(operator) as task:
+        await until(lambda: operator.controller is not None, "the operator acts")
+        api.objects[key].patch({"spec": {"holderIdentity": "somebody-else"}})
+        await asyncio.wait_for(asyncio.shield(task), 15)
+    assert operator.lost
+    assert "somebody-else" == api.objects[key].raw["spec"]["holderIdentity"]
+
+
+async def test_answers_of_the_api_become_typed_errors(api: Any) -> None:
+    configuration = client.Configuration(host=str(api.url).rstrip("/"))
+    async with KubernetesCluster(client.ApiClient(configuration), 5.0) as cluster:
+        assert await cluster.get(Kind.Service, NAMESPACE, "nothing") is None
+        await cluster.delete(Kind.Service, NAMESPACE, "nothing")
+        manifest = {
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"name": "a", "namespace": NAMESPACE}, "data": {"k": "v"},
+        }  # fmt: skip
+        applied = await cluster.apply(manifest)
+        assert {"k": "v"} == applied["data"]
+        with pytest.raises(Conflict):
+            await cluster.create(manifest)
+        with pytest.raises(ApiRejected) as refusal:
+            await cluster.replace({**manifest, "metadata": {"name": "b", "namespace": NAMESPACE}})
+        assert 404 == refusal.value.status
+        found = await cluster.list(Kind.ConfigMap, NAMESPACE, {})
+        assert ["a"] == [each["metadata"]["name"] for each in found]
