@@ -86,7 +86,7 @@ class Operator:
             LeaseSettings(
                 namespace=self.settings.lease_namespace,
                 name=self.settings.lease_name,
-                identity=self.settings.identity or _identity(),
+                identity=self.settings.identity,
                 duration_seconds=self.settings.lease_seconds,
             ),
             monotonic=time.monotonic,
@@ -267,6 +267,8 @@ async def _run(settings: Settings) -> int:
         cluster = await KubernetesCluster.connect(settings.request_timeout_seconds)
         return await resources.enter_async_context(cluster)
 
+    identity: Any = settings.identity or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+    settings = settings.model_copy(update={"identity": identity})
     operator = Operator(settings, connect, _login)
     registry = kopf.OperatorRegistry()
     register(registry, operator)
@@ -276,6 +278,8 @@ async def _run(settings: Settings) -> int:
         namespaces=settings.namespaces,
         standalone=True,
         liveness_endpoint=settings.health_listen,
+        # kopf's own guess asks for the user's name, which a container's user need not have.
+        identity=identity,
         stop_flag=operator.stop,
     )
     return 1 if operator.lost else 0
@@ -292,7 +296,3 @@ def _announce(body: Object, announcement: Announce) -> None:
         reason=announcement.reason,
         message=announcement.message,
     )
-
-
-def _identity() -> str:
-    return f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"

@@ -66,7 +66,7 @@ class Settings(BaseModel):
     lease_seconds: float = Field(default=15.0, ge=1)
     """How long a holder that stopped renewing keeps the Lease; client-go's default."""
     identity: str = ""
-    """Name of this process in the Lease; the pod's name. Empty for host name and a random part."""
+    """Name of this process in the Lease: the pod's name; empty for host name and a random part."""
 
     health_listen: str = "http://0.0.0.0:8080/healthz"
     """Address of the liveness endpoint."""

@@ -77,7 +77,13 @@ def api(kmock: Any) -> Any:
 
 
 def operator_for(api: Any, **changes: Any) -> Operator:
-    settings = Settings(tick_seconds=0.2, metrics_listen_port=0, lease_seconds=3, **changes)
+    defaults = {
+        "tick_seconds": 0.2,
+        "metrics_listen_port": 0,
+        "lease_seconds": 3,
+        "identity": "one",
+    }
+    settings = Settings.model_validate(defaults | changes)
 
     async def connect(resources: AsyncExitStack) -> Cluster:
         configuration = client.Configuration(host=str(api.url).rstrip("/"))
@@ -100,6 +106,7 @@ async def running(operator: Operator, **options: Any) -> AsyncIterator[asyncio.T
             clusterwide=True,
             standalone=True,
             stop_flag=operator.stop,
+            identity=operator.settings.identity,
             **options,
         )
     )
