@@ -96,6 +96,11 @@ def operator_for(api: Any, **changes: Any) -> Operator:
     return Operator(settings, connect, login)
 
 
+def kopf_identity(operator: Operator) -> Any:
+    """Kopf wants its own type of a name."""
+    return operator.settings.identity
+
+
 @asynccontextmanager
 async def running(operator: Operator, **options: Any) -> AsyncIterator[asyncio.Task[None]]:
     registry = kopf.OperatorRegistry()
@@ -106,7 +111,7 @@ async def running(operator: Operator, **options: Any) -> AsyncIterator[asyncio.T
             clusterwide=True,
             standalone=True,
             stop_flag=operator.stop,
-            identity=operator.settings.identity,
+            identity=kopf_identity(operator),
             **options,
         )
     )
