@@ -1,23 +1,22 @@
 """Runs a Dockerfile's steps on containerd's snapshots, each step with a layer, each layer cached.
 
-No image is pulled or pushed and no layer is written twice. What a step may see of this machine to
-reach its package index (proxies, certificates, settings of pip, uv and apt) is mounted or set for the
-step alone, so none of it stays in the image.
+No image is pulled or pushed, and no layer is written twice. What a step may see of this machine to
+reach its package index (proxies, certificates, settings of pip, uv and apt) is mounted or set for
+the step alone, so none of it stays in the image.
 """
 
 import json
 import os
 import platform
 import shlex
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from localcluster.cache import content_key, tree_key
 from localcluster.dockerfile import Recipe, Step
-from localcluster.errors import DockerfileError
-from localcluster.hostsettings import HostSettings
+from localcluster.errors import DockerfileError, NotReadyError
+from localcluster.hostsettings import CLEANUP_SCRIPT, HostSettings
 from localcluster.oci import ARCHITECTURES, ImageConfig, Layer, archive
 from localcluster.progress import Progress
 from localcluster.shell import run
@@ -27,7 +26,18 @@ from localcluster.store import ImageStore
 BASE_IMAGE = "docker.io/library/debian:bookworm-slim"
 BASE_SUITE = "bookworm"
 BASE_PACKAGES = "ca-certificates"
+TITLE_LENGTH = 100
+SCRATCH = "run-on-image"
 CONTAINER_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# As in the official slim image: no waiting for the disk, no documentation.
+DPKG_OPTIONS = (
+    "force-unsafe-io",
+    "path-exclude=/usr/share/doc/*",
+    "path-exclude=/usr/share/info/*",
+    "path-exclude=/usr/share/locale/*",
+    "path-exclude=/usr/share/man/*",
+)
+DPKG_SETTINGS = "".join(f"{option}\\n" for option in DPKG_OPTIONS)
 # Without these no program and no package manager works inside a root folder.
 SYSTEM_MOUNTS = (
     'mount -t proc proc "$root/proc"',
@@ -48,16 +58,37 @@ class ImageBuilder:
         self._settings = settings
         self._progress = progress
 
-    def build(self, reference: str, key: str, recipe: Recipe, context: Path) -> None:
-        """Make an image and give it a name in containerd's store."""
-        layers = [self._base(recipe.base)]
-        key_so_far = layers[0].digest
-        for number, step in enumerate(recipe.steps, 1):
-            key_so_far = step_key(key_so_far, step, context)
+    def build(self, reference: str, recipe: Recipe, context: Path) -> bool:
+        """Make an image and name it in containerd's store, unless it is there; True when made."""
+        keys = step_keys(recipe, context)
+        image_key = content_key([keys[-1], repr(image_config(recipe))])
+        if self._store.has(reference, image_key):
+            return False
+        layers = [self._base(recipe.base, keys[0])]
+        for number, (step, key) in enumerate(zip(recipe.steps, keys[1:], strict=True), 1):
             title = f"{reference}: step {number} of {len(recipe.steps)}, {step.keyword} {step.text}"
-            layers.append(self._layer(title[:110], key_so_far, step, layers, context))
-        self._store.add(reference, key, archive(reference, image_config(recipe), layers, {}))
-        self._snapshots.release(layers)
+            layers.append(self._layer(title[:TITLE_LENGTH], key, step, layers, context))
+        with self._progress.step(f"{reference}: name the image"):
+            image = archive(reference, image_config(recipe), layers, {})
+            self._store.add(reference, image_key, image)
+            self._snapshots.release(layers)
+        return True
+
+    def run_on(self, recipe: Recipe, context: Path, step: Step, output: Path) -> None:
+        """Run a step on a finished image, with a folder at /run/output, and keep only that folder."""
+        keys = step_keys(recipe, context)
+        layers = [layer for key in keys if (layer := self._recall(key)) is not None]
+        if len(layers) != len(keys) or not self._snapshots.exists(layers):
+            raise NotReadyError("the engine image is not loaded: run `load engine` first")
+        root = self._folder / "root"
+        mount = self._snapshots.open(SCRATCH, layers, root)
+        bind = (
+            f'mkdir "$root/run/output"; mount --bind {shlex.quote(str(output))} "$root/run/output"'
+        )
+        script = run_script(step, f"{self._settings.mount_script(BASE_SUITE)}\n{bind}")
+        env = {**self._settings.environment, **recipe.env, **dict(step.env)}
+        self._enter(step.text, [mount, script], root, context, env)
+        self._snapshots.discard(SCRATCH)
 
     def _layer(
         self, title: str, key: str, step: Step, parents: Sequence[Layer], context: Path
@@ -69,17 +100,21 @@ class ImageBuilder:
             root, record = self._folder / "root", self._folder / f"{key}.json"
             root.mkdir(parents=True, exist_ok=True)
             mount = self._snapshots.open(key, parents, root)
-            script = run_script(step) if step.keyword == "RUN" else copy_script(step)
-            self._enter(f"{mount}\n{script}", root, context, step)
+            if step.keyword == "RUN":
+                lend = self._settings.mount_script(BASE_SUITE)
+                script = run_script(step, lend)
+                env = {**self._settings.environment, **dict(step.env)}
+            else:
+                script, env = copy_script(step), {}
+            self._enter(title, [mount, script], root, context, env)
             layer = self._snapshots.close(key, parents)
             record.write_text(json.dumps(asdict(layer)))
         return layer
 
-    def _base(self, reference: str) -> Layer:
+    def _base(self, reference: str, key: str) -> Layer:
         """The base image, made from Debian's packages: no registry is needed for it."""
         if reference != BASE_IMAGE:
             raise DockerfileError(f"FROM {reference}: only {BASE_IMAGE} can be made here")
-        key = content_key([BASE_SUITE, BASE_PACKAGES, base_script("", "")])
         known = self._recall(key)
         if known and self._snapshots.exists([known]):
             return known
@@ -88,7 +123,7 @@ class ImageBuilder:
             root.mkdir(parents=True, exist_ok=True)
             mount = self._snapshots.open(key, [], root)
             script = base_script(str(root), self._settings.apt_sources(BASE_SUITE))
-            self._enter(f"{mount}\n{script}", root, root, None)
+            self._enter(BASE_IMAGE, [mount, script], root, root, {})
             layer = self._snapshots.close(key, [])
             (self._folder / f"{key}.json").write_text(json.dumps(asdict(layer)))
         return layer
@@ -99,40 +134,41 @@ class ImageBuilder:
         except (FileNotFoundError, ValueError, TypeError):
             return None
 
-    def _enter(self, script: str, root: Path, context: Path, step: Step | None) -> None:
-        """Run a script in mount and process namespaces that end with it, and it with this tool."""
-        env = {
-            "PATH": CONTAINER_PATH,
-            "HOME": "/root",
-            **self._settings.environment,
-            **(dict(step.env) if step else {}),
-            "root": str(root),
-            "context": str(context),
-            "settings": self._settings.mount_script(),
-        }
+    def _enter(
+        self,
+        title: str,
+        scripts: Sequence[str],
+        root: Path,
+        context: Path,
+        env: Mapping[str, str],
+    ) -> None:
+        """Run scripts in namespaces that end with them; and they end with this tool."""
+        places = f"root={shlex.quote(str(root))}; context={shlex.quote(str(context))}"
         namespaces = "--mount --propagation private --pid --fork --kill-child --mount-proc"
-        run(
-            ["setpriv", "--pdeathsig", "KILL", "unshare", *namespaces.split()]
-            + ["/bin/sh", "-euc", script],
-            env=env,
-        )
+        argv = ["setpriv", "--pdeathsig", "KILL", "unshare", *namespaces.split(), "/bin/sh", "-euc"]
+        full = {"PATH": CONTAINER_PATH, "HOME": "/root", **env}
+        run([*argv, "\n".join([places, *scripts])], env=full, name=title)
 
 
-def step_key(parent: str, step: Step, context: Path) -> str:
-    """Key of a step's layer: everything that decides what comes out of it."""
-    sources = [mount.source for mount in step.mounts] + list(step.sources)
-    contents = [tree_key(context, [context / source]) for source in sources]
-    return content_key([parent, json.dumps(asdict(step), sort_keys=True), *contents])
+def step_keys(recipe: Recipe, context: Path) -> list[str]:
+    """Key of the base and of each step: everything that decides what comes out of it."""
+    keys = [content_key([recipe.base, BASE_SUITE, base_script("", ())])]
+    for step in recipe.steps:
+        sources = [*(mount.source for mount in step.mounts), *step.sources]
+        contents = [tree_key(context, [context / source]) for source in sources]
+        keys.append(content_key([keys[-1], json.dumps(asdict(step), sort_keys=True), *contents]))
+    return keys
 
 
-def run_script(step: Step) -> str:
+def run_script(step: Step, lend_settings: str) -> str:
     """Shell script of a RUN step: the mounts, the command, and no trace of the mount points."""
-    lines = [*SYSTEM_MOUNTS, 'eval "$settings"']
+    lines = [*SYSTEM_MOUNTS, lend_settings]
     for mount in step.mounts:
         target = f'"$root"{shlex.quote(mount.target)}'
         source = f'"$context"/{shlex.quote(mount.source)}'
         lines += [
-            f"if [ -d {source} ]; then mkdir -p {target}; else touch {target}; fi",
+            f'mkdir -p "$(dirname {target})"',
+            f"if [ -d {source} ]; then mkdir -p {target}; else : > {target}; fi",
             f"mount --bind -o ro {source} {target}",
         ]
     inside = f"cd {shlex.quote(step.working_folder)} && {step.text}"
@@ -141,7 +177,7 @@ def run_script(step: Step) -> str:
     for mount in step.mounts:
         target = f'"$root"{shlex.quote(mount.target)}'
         lines.append(f"umount {target}; rmdir {target} 2>/dev/null || rm -f {target}")
-    return "\n".join([*lines, 'eval "$cleanup"'])
+    return "\n".join([*lines, CLEANUP_SCRIPT])
 
 
 def copy_script(step: Step) -> str:
@@ -162,20 +198,20 @@ def copy_script(step: Step) -> str:
     return "\n".join(lines)
 
 
-def base_script(root: str, sources: str) -> str:
+def base_script(root: str, sources: Sequence[str]) -> str:
     """Shell script that fills a root folder with Debian, without settings of this machine."""
     clean = (
-        'rm -rf "$1"/etc/apt/sources.list "$1"/etc/apt/sources.list.d/* '
-        '"$1"/etc/apt/apt.conf.d/99mmdebstrap "$1"/etc/dpkg/dpkg.cfg.d/99mmdebstrap '
-        '"$1"/etc/resolv.conf "$1"/etc/hostname "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/* '
-        '"$1"/var/log/*.log "$1"/var/log/apt "$1"/usr/share/doc/* "$1"/usr/share/man/* '
-        '"$1"/usr/share/locale/*'
+        'cd "$1"; rm -rf etc/apt/sources.list etc/apt/sources.list.d/* etc/resolv.conf etc/hostname'
+        " etc/apt/apt.conf.d/99mmdebstrap etc/dpkg/dpkg.cfg.d/99mmdebstrap var/lib/apt/lists/*"
+        " var/cache/apt/* var/log/*.log var/log/apt"
+        f"; printf '{DPKG_SETTINGS}' > etc/dpkg/dpkg.cfg.d/docker"
     )
+    options = " ".join(f"--dpkgopt={option!r}" for option in DPKG_OPTIONS)
     return (
         f"mmdebstrap --quiet --variant=minbase --include={BASE_PACKAGES}"
-        f" --dpkgopt=force-unsafe-io --customize-hook={shlex.quote(clean)}"
+        f" {options} --customize-hook={shlex.quote(clean)}"
         f" --skip=check/empty,check/qemu --format=directory {BASE_SUITE}"
-        f" {shlex.quote(root)} {sources} >&2"
+        f" {shlex.quote(root)} {shlex.join(sources)} >&2"
     )
 
 
@@ -191,8 +227,3 @@ def image_config(recipe: Recipe) -> ImageConfig:
         working_folder=recipe.working_folder,
         labels=recipe.labels,
     )
-
-
-def remove_records(folder: Path) -> None:
-    """Forget every cached step."""
-    shutil.rmtree(folder, ignore_errors=True)

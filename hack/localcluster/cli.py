@@ -7,11 +7,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from localcluster import external, gobuild
+from localcluster import external, gobuild, images, models
+from localcluster.builder import ImageBuilder
 from localcluster.cluster import Cluster
-from localcluster.debian import NEEDED, ensure_packages
-from localcluster.errors import LocalClusterError, UnsupportedHostError
+from localcluster.debian import FOR_IMAGES, NEEDED, ensure_packages
+from localcluster.errors import LocalClusterError, NotReadyError, UnsupportedHostError
 from localcluster.host import HostFacts, detect_host
+from localcluster.hostsettings import host_settings
 from localcluster.layout import Layout, layout_from_environment
 from localcluster.lock import machine_lock
 from localcluster.progress import Progress
@@ -43,11 +45,14 @@ def _parser() -> argparse.ArgumentParser:
     up = commands.add_parser(
         "up", help="build what is missing and start the cluster; does nothing when it runs"
     )
-    up.add_argument(
-        "--no-install",
-        action="store_true",
-        help="name missing Debian packages instead of installing them",
+    no_install = "name missing Debian packages instead of installing them"
+    up.add_argument("--no-install", action="store_true", help=no_install)
+    load = commands.add_parser(
+        "load", help="build images and load them; the engine brings the models"
     )
+    names = ", ".join(image.name for image in images.IMAGES)
+    load.add_argument("images", nargs="*", help=f"{names}, or all (the default)")
+    load.add_argument("--no-install", action="store_true", help=no_install)
     commands.add_parser("down", help="end the cluster and leave nothing but the cache behind")
     status = commands.add_parser(
         "status", help="say how the cluster is; exit status 1 when it does not work"
@@ -61,18 +66,37 @@ def _local(options: argparse.Namespace, layout: Layout, progress: Progress) -> i
     if options.command == "status":
         return _status(Cluster(layout, facts, progress), layout, as_json=options.json)
     _require_abilities(facts)
-    if options.command == "up":
-        ensure_packages(NEEDED, progress, install=not options.no_install)
+    if options.command in {"up", "load"}:
+        needed = NEEDED if options.command == "up" else FOR_IMAGES
+        ensure_packages(needed, progress, install=not options.no_install)
     with machine_lock(layout.lock, progress):
         cluster = Cluster(layout, facts, progress)
         if options.command == "down":
             cluster.down()
             progress.say("the cluster is down")
             return 0
+        if options.command == "load":
+            return _load(cluster, layout, progress, options.images)
         gobuild.build_programs(layout, progress)
         cluster.up()
     progress.say("the cluster is up")
     print(f"export KUBECONFIG={layout.kubeconfig}")
+    return 0
+
+
+def _load(cluster: Cluster, layout: Layout, progress: Progress, names: Sequence[str]) -> int:
+    chosen = images.chosen_images(names)
+    if not cluster.store.answers():
+        raise NotReadyError("the cluster does not run: start it with `up` first")
+    settings = host_settings(os.environ)
+    builder = ImageBuilder(cluster.store, layout.image_index, settings, progress)
+    changed = images.load(builder, chosen, layout)
+    if images.ENGINE in chosen:
+        engine = images.recipe_of(images.ENGINE, layout)
+        models.make_models(builder, engine, layout, progress)
+    for image in chosen:
+        state = "loaded" if image.reference in changed else "already there"
+        progress.say(f"image {image.reference}: {state}")
     return 0
 
 
@@ -87,13 +111,13 @@ def _require_abilities(facts: HostFacts) -> None:
 
 def _status(cluster: Cluster, layout: Layout, *, as_json: bool) -> int:
     health = cluster.health()
-    images = cluster.images() if health.components.get("containerd") else []
+    present = cluster.images() if health.components.get("containerd") else []
     if as_json:
         document = {
             **asdict(health),
             "healthy": health.healthy,
             "kubeconfig": str(layout.kubeconfig),
-            "images": images,
+            "images": present,
         }
         print(json.dumps(document, indent=2))
         return 0 if health.healthy else 1
@@ -107,6 +131,6 @@ def _status(cluster: Cluster, layout: Layout, *, as_json: bool) -> int:
         print(f"{name:26}{'ready' if ready else 'not ready'}")
     if health.api_ready:
         print(f"{'KUBECONFIG':26}{layout.kubeconfig}")
-    for image in images:
+    for image in present:
         print(f"{'image':26}{image}")
     return 0 if health.healthy else 1

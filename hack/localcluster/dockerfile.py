@@ -14,7 +14,7 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 @dataclass(frozen=True)
 class Mount:
-    """A `RUN --mount`: something of the build context that a step sees and the image does not keep."""
+    """A `RUN --mount`: part of the build context that a step sees and the image does not keep."""
 
     source: str
     target: str
@@ -122,7 +122,9 @@ def _run(rest: str, recipe: Recipe, variables: Mapping[str, str]) -> Step:
     while rest.startswith("--"):
         option, _, rest = rest.partition(" ")
         rest = rest.strip()
-        settings = dict(part.partition("=")[::2] for part in option.removeprefix("--mount=").split(","))
+        settings = dict(
+            part.partition("=")[::2] for part in option.removeprefix("--mount=").split(",")
+        )
         if not option.startswith("--mount=") or settings.get("type") != "bind":
             raise DockerfileError(f"RUN {option}: expected --mount=type=bind,source=…,target=…")
         mounts.append(Mount(settings.get("source", "."), settings["target"]))

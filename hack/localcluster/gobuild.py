@@ -118,8 +118,8 @@ def _watch(
         if time.monotonic() - last >= HEARTBEAT_SECONDS:
             last = time.monotonic()
             compiled = [line.strip() for line in list(lines) if not line.startswith("go: ")]
-            latest = compiled[-1] if compiled else "downloading modules"
-            progress.say(f"  {name}: {len(compiled)} packages compiled, now {latest}")
+            latest = f", last {compiled[-1]}" if compiled else " so far"
+            progress.say(f"  {name}: {len(compiled)} packages compiled{latest}")
     reader.join()
     if process.returncode != 0:
         raise CommandError(

@@ -17,8 +17,13 @@ def run(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     timeout_seconds: float | None = None,
+    name: str | None = None,
 ) -> str:
-    """Standard output of a program, decoded; CommandError when it fails or takes too long."""
+    """Standard output of a program, decoded; CommandError when it fails or takes too long.
+
+    Errors show the command line, or its name where one is given because the line is a script.
+    """
+    shown = name or shlex.join(argv)
     try:
         done = subprocess.run(
             list(argv),
@@ -33,11 +38,11 @@ def run(
     except FileNotFoundError as error:
         raise CommandError(f"{argv[0]}: no such program") from error
     except subprocess.TimeoutExpired as error:
-        raise CommandError(f"{shlex.join(argv)}: no end after {timeout_seconds} s") from error
+        raise CommandError(f"{shown}: no end after {timeout_seconds} s") from error
     output = done.stdout.decode(errors="replace")
     if done.returncode != 0:
         said = tail(done.stderr.decode(errors="replace") or output)
-        raise CommandError(f"{shlex.join(argv)}: exit status {done.returncode}\n{said}")
+        raise CommandError(f"{shown}: exit status {done.returncode}\n{said}")
     return output
 
 

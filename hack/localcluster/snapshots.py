@@ -1,4 +1,4 @@
-"""Layers made in containerd's own store: written once, already unpacked, and exportable like any other."""
+"""Layers made in containerd's own store: written once, already unpacked, and exportable."""
 
 import hashlib
 import subprocess
@@ -14,7 +14,7 @@ CHUNK_BYTES = 4 << 20
 
 
 class SnapshotStore:
-    """Makes layers on top of each other; containerd's garbage collector gets whatever no image keeps."""
+    """Makes layers on top of each other; the garbage collector gets what no image keeps."""
 
     def __init__(self, store: ImageStore) -> None:
         self._store = store
@@ -61,7 +61,7 @@ class SnapshotStore:
             self._store.ctr("content", "label", digest, f"{ROOT_LABEL}=")
 
     def _write_blob(self, key: str) -> Layer:
-        """Let containerd write the difference to the parent as a blob; it also prints it, for the digest."""
+        """Let containerd write the layer as a blob; it also prints it, which gives the digest."""
         argv = self._store.command("snapshots", "diff", "--keep", "--media-type", LAYER_TYPE, key)
         digest, size = hashlib.sha256(), 0
         with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
