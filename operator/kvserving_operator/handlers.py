@@ -277,8 +277,6 @@ async def _run(settings: Settings) -> int:
         clusterwide=not settings.namespaces,
         namespaces=settings.namespaces,
         standalone=True,
-        # kopf would ask for the name of the user, which an arbitrary user id does not have.
-        identity=settings.identity or _identity(),  # type: ignore[arg-type]
         liveness_endpoint=settings.health_listen,
         # kopf's own guess asks for the user's name, which a container's user need not have.
         identity=identity,

@@ -144,7 +144,7 @@ def _settle(at: Situation) -> tuple[Situation, tuple[Action, ...]]:
         return replace(at, state=state), (Announce(Reason.ROLLOUT_COMPLETE.value, sentence),)
     failure = _failure(at, current)
     if failure is None:
-        return at, ()
+        return _checked(at, current), ()
     reason, message = failure
     if good is not None and reason is not Reason.PREFLIGHT_FAILED:
         reason = Reason.ROLLOUT_FAILED
@@ -156,6 +156,13 @@ def _settle(at: Situation) -> tuple[Situation, tuple[Action, ...]]:
         candidate = current if wanted else state.candidate
         state = state.model_copy(update={"current": back, "candidate": candidate})
     return replace(at, state=state), (Announce(reason.value, message, warning=True),)
+
+
+def _checked(at: Situation, current: Revision) -> Situation:
+    """Note that the check of a template in force, which did not wait for it, has passed."""
+    check = _check_pod(at, current)
+    judged = _judge(at, current, check) if check else None
+    return replace(at, state=at.state.judged(judged[0])) if judged else at
 
 
 def _refused(state: RevisionState, revision: Revision, retry: str) -> Verdict | None:
@@ -254,7 +261,8 @@ def _watch(at: Situation, current: Revision) -> Step:
     known = _refused(at.state, current, at.retry)
     if known is not None and not proven:
         return Step(at.state, Phase.STOPPED, Reason(known.reason), known.message, _drop_checks(at))
-    drops = _drop_checks(at, keep=None if proven else current)
+    judged = proven or at.state.verdict(current.hash, at.retry) is not None
+    drops = _drop_checks(at, keep=None if judged else current)
     mine = [pod for pod in at.pods if pod.revision == current.hash and not pod.deleting]
     others = [pod for pod in at.pods if pod.revision != current.hash and not pod.deleting]
     ready = sum(pod.ready for pod in mine)

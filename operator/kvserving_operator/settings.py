@@ -63,8 +63,9 @@ class Settings(BaseModel):
     """Name of the Lease that fences two operators against each other."""
     lease_namespace: str = "kvserving-system"
     """Namespace of that Lease: the operator's own."""
-    lease_seconds: float = Field(default=15.0, ge=1)
-    """How long a holder that stopped renewing keeps the Lease; client-go's default."""
+    lease_seconds: float = Field(default=30.0, ge=1)
+    """How long a holder that stopped renewing keeps the Lease: twice client-go's default, as a node
+    that loads a model on every core answers slowly."""
     identity: str = ""
     """Name of this process in the Lease: the pod's name; empty for host name and a random part."""
 

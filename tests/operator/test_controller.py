@@ -67,6 +67,10 @@ async def test_a_slow_check_does_not_hold_the_first_pod_up(world: World) -> None
     await world.tick()
     assert {NAME} == set(world.cluster.of(Kind.Deployment))
     assert 1 == len(world.checks())
+    world.finish_check(0)
+    await world.tick()
+    assert {} == world.checks()
+    assert "Passed" == world.status["preflight"]["state"]
 
 
 async def test_a_late_refusal_of_the_first_template_stops_its_pods(world: World) -> None:

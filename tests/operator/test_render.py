@@ -205,6 +205,12 @@ def test_pods_meet_the_restricted_security_standard() -> None:
     assert not any("hostPath" in volume for volume in spec["volumes"])
 
 
+def test_only_a_pod_that_writes_into_a_claim_takes_its_group_over() -> None:
+    assert "fsGroup" not in template_of()["spec"]["securityContext"]
+    cache = engine_spec(compileCache={"claimName": "kernels"})
+    assert 65532 == template_of(engine=cache)["spec"]["securityContext"]["fsGroup"]
+
+
 def test_a_model_claim_is_mounted_read_only() -> None:
     template = template_of()["spec"]
     (volume,) = [v for v in template["volumes"] if v["name"] == "models"]

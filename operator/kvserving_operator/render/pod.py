@@ -66,7 +66,7 @@ def _template(ref: ServingRef, engine: Engine) -> dict[str, Any]:
         "automountServiceAccountToken": False,
         # A Service named `vllm` would otherwise set VLLM_PORT to a URL.
         "enableServiceLinks": False,
-        "securityContext": pod_security(),
+        "securityContext": pod_security(engine.spec.engine.compile_cache is not None),
         "terminationGracePeriodSeconds": settings.endpoint_propagation_seconds
         + engine.spec.rollout.drain_seconds
         + EXIT_MARGIN_SECONDS,
