@@ -1,0 +1,139 @@
+"""A real engine for tests marked `engine`: a vLLM server with a tiny model."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ENGINE_PYTHON = "KVSERVING_ENGINE_PYTHON"
+PLUGINS = "kvserving,kvserving_http"
+TOKEN = "s3cret"
+MODEL = "tiny"
+START_SECONDS = 900
+"""Four processes that each import torch take long on two busy cores."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A running server."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    headers: Mapping[str, str] = field(default_factory=lambda: {"Authorization": f"Bearer {TOKEN}"})
+
+    def metrics(self) -> dict[str, float]:
+        """Sum of each series' samples over its labels."""
+        sums: dict[str, float] = {}
+        for line in httpx.get(f"{self.url}/metrics", timeout=60).text.splitlines():
+            if not line.startswith("#"):
+                name, _, value = line.rpartition(" ")
+                name = name.partition("{")[0]
+                sums[name] = sums.get(name, 0.0) + float(value)
+        return sums
+
+    def core_pids(self) -> list[int]:
+        """The engine core and everything below it."""
+        listing = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, check=True)
+        children: dict[int, list[int]] = {}
+        cores = []
+        for row in listing.stdout.decode(errors="replace").splitlines():
+            pid, parent, command = (*row.split(None, 2), "")[:3]
+            children.setdefault(int(parent), []).append(int(pid))
+            if int(parent) == self.process.pid and "EngineCore" in command:
+                cores.append(int(pid))
+        found = []
+        while cores:
+            found.append(cores.pop())
+            cores += children.get(found[-1], [])
+        return found
+
+
+@pytest.fixture(scope="session")
+def engine_python() -> str:
+    """Python of an environment with vLLM and this package; missing is a failure, never a skip."""
+    python = os.environ.get(ENGINE_PYTHON)
+    if not python:
+        pytest.fail(f"{ENGINE_PYTHON} is not set: it names the Python of an engine environment")
+    return python
+
+
+@pytest.fixture(scope="session")
+def tiny_model(engine_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of a few million random weights."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
+    corpus = ROOT / "docs" / "architecture.md"
+    maker = ROOT / "hack" / "models" / "tiny_llama.py"
+    subprocess.run([engine_python, str(maker), str(corpus), str(folder)], check=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def engine_environment() -> dict[str, str]:
+    """Environment for an engine that runs this checkout's plugin."""
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "kernels"),
+        "VLLM_PLUGINS": PLUGINS,
+        "KVSERVING_TOKEN": TOKEN,
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        # No compiler is needed, and the first request need not wait for one.
+        "TORCH_COMPILE_DISABLE": "1",
+    }
+
+
+@pytest.fixture(scope="session")
+def start_engine(
+    engine_python: str, tiny_model: Path, engine_environment: dict[str, str]
+) -> Callable[..., object]:
+    """Context manager of a server with the tiny model and further flags and variables."""
+
+    @contextmanager
+    def start(*flags: str, **variables: str | None) -> Iterator[Engine]:
+        port = _free_port()
+        merged = {**engine_environment, **variables}
+        environment = {name: value for name, value in merged.items() if value is not None}
+        command = [
+            engine_python, "-m", "vllm.entrypoints.openai.api_server",
+            "--model", str(tiny_model), "--served-model-name", MODEL,
+            "--host", "127.0.0.1", "--port", str(port), "--enforce-eager", *flags,
+        ]  # fmt: skip
+        process = subprocess.Popen(command, env=environment, start_new_session=True)
+        engine = Engine(f"http://127.0.0.1:{port}", process)
+        try:
+            _wait_until_up(engine)
+            yield engine
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    return start
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _wait_until_up(engine: Engine) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if engine.process.poll() is not None:
+            pytest.fail(f"the engine ended with status {engine.process.returncode} at start")
+        with suppress(httpx.HTTPError):
+            if httpx.get(f"{engine.url}/health", timeout=10).status_code == 200:
+                return
+        time.sleep(1)
+    pytest.fail(f"the engine did not come up within {START_SECONDS} s")
