@@ -27,6 +27,7 @@ from kvserving_operator.settings import Settings
 from kvserving_operator.status import build_status, invalid_status, parse_status
 from kvserving_operator.tuning import Judge, ServingTuner, Turn, new_basis
 from kvserving_tuner.audit import audit_line
+from kvserving_tuner.decision import Reason
 from kvserving_tuner.loop import decide
 from kvserving_tuner.runtime_client import RuntimeClient
 from kvserving_tuner.state import TunerState
@@ -117,7 +118,8 @@ class Controller:
             serving_name = f"{facts.ref.namespace}/{facts.ref.name}"
             turn = facts.turn
             audit.info(audit_line(decision, serving_name, turn.observation, turn.outcome))
-            self._announce(body, decision_event(decision, facts.turn))
+            if decision.reason is not Reason.MODE_OFF:
+                self._announce(body, decision_event(decision, facts.turn))
             self._metrics.decisions.labels(
                 facts.ref.namespace, facts.ref.name, decision.action.value, decision.reason.value
             ).inc()
@@ -193,7 +195,7 @@ class Controller:
         await self._executor.remember(session, ref, memory)
         alive = [pod for pod in pods if not pod.deleting]
         await self._executor.set_gates(
-            ref, gates(alive, turn.readback.runtime, cap_of(turn.promoted))
+            ref, gates(alive, turn.readback.runtime, cap_of(turn.promoted)), self._clock()
         )
         return turn
 

@@ -6,8 +6,10 @@ forgets one.
 
 import logging
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 
 from kvserving_operator.actions import Action, Announce, CreateOnce, Delete
+from kvserving_operator.api.conditions import timestamp
 from kvserving_operator.api.v1alpha1 import KVServing, KVServingStatus
 from kvserving_operator.cluster import Cluster
 from kvserving_operator.errors import Conflict
@@ -101,14 +103,16 @@ class Executor:
             session.stored = memory
         session.memory = memory
 
-    async def set_gates(self, ref: ServingRef, gates: Iterable[Gate]) -> None:
+    async def set_gates(self, ref: ServingRef, gates: Iterable[Gate], now: float) -> None:
         """Open or close readiness gates."""
+        moment = timestamp(datetime.fromtimestamp(now, UTC))
         for gate in gates:
             condition = {
                 "type": SETTINGS_GATE,
                 "status": "True" if gate.open else "False",
                 "reason": "SettingsApplied" if gate.open else "SettingsPending",
                 "message": gate.message,
+                "lastTransitionTime": moment,
             }
             status = {"conditions": [condition]}
             await self._cluster.patch_status(Kind.Pod, ref.namespace, gate.pod, status)
