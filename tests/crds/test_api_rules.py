@@ -253,7 +253,8 @@ def test_names_category_and_subresources(crds: dict[str, Any]) -> None:
     short = {kind: crd["spec"]["names"]["shortNames"] for kind, crd in crds.items()}
     assert short == {"KVServing": ["kvs"], "KVRollbackPolicy": ["kvrp"], "KVTrial": ["kvt"]}
     for kind, crd in crds.items():
-        assert crd["spec"]["names"]["categories"] == ["kvserving"]
+        assert crd["spec"]["names"]["categories"] == ["kvserving-all"]
+        assert crd["spec"]["names"]["singular"] not in crd["spec"]["names"]["categories"]
         assert crd["spec"]["scope"] == "Namespaced"
         subresources = _version(crd)["subresources"]
         assert set(subresources) == ({"status", "scale"} if kind == "KVServing" else {"status"})

@@ -99,7 +99,8 @@ class Definition:
                     "plural": self.plural,
                     "singular": self.kind.lower(),
                     "shortNames": [self.short_name],
-                    "categories": ["kvserving"],
+                    # Not `kvserving`: kubectl would take `get kvserving NAME` for the category.
+                    "categories": ["kvserving-all"],
                 },
                 "scope": "Namespaced",
                 "versions": [version],
