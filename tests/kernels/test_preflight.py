@@ -83,7 +83,7 @@ def test_a_whole_command_line_may_be_given(prefix: str) -> None:
             "--max-num-batched-tokens",
             Reason.BATCHED_TOKENS_TOO_FEW,
         ),
-        ("m --block-size 24", CPU, "--block-size", Reason.BLOCK_SIZE_UNSUPPORTED),
+        ("m --block-size 16", CPU, "--block-size", Reason.BLOCK_SIZE_UNSUPPORTED),
         ("m --block-size 0", CPU, "--block-size", Reason.BLOCK_SIZE_UNSUPPORTED),
         ("m --max-model-len 4097", GPU, "--max-model-len", Reason.MODEL_LENGTH_TOO_LONG),
         (

@@ -12,7 +12,7 @@ from kvserving_kernels.preflight.model import ModelConfig
 
 _HEAD_SIZE_MULTIPLE: Final = 32
 _DEFAULT_BLOCK_SIZES: Final = {"CPU": 128, "NVIDIA": 16}
-_CPU_BLOCK_MULTIPLE: Final = 16
+_CPU_BLOCK_MULTIPLE: Final = 32
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,7 @@ def _block_size(settings: Settings, host: Host) -> Finding | None:
         return None
     if size > 0 and size % _CPU_BLOCK_MULTIPLE == 0:
         return None
-    message = (
-        f"--block-size: expected a multiple of {_CPU_BLOCK_MULTIPLE} on CPU "
-        f"(of 32 for full speed), got {size}"
-    )
+    message = f"--block-size: expected a multiple of {_CPU_BLOCK_MULTIPLE} on CPU, got {size}"
     return Finding("--block-size", Reason.BLOCK_SIZE_UNSUPPORTED, message)
 
 
