@@ -15,9 +15,14 @@ from kvserving_tuner.settings import Thresholds
 Evidence = Mapping[str, float | str]
 
 
-def diagnose_engine(engine: EngineObservation, cap: int | None, limits: Thresholds) -> Diagnosis:
-    """Diagnose one engine whose ranks may each run `cap` sequences (None: not known)."""
-    storms = find_storms(engine, limits)
+def diagnose_engine(
+    engine: EngineObservation, cap: int | None, limits: Thresholds, lowered_at: float | None = None
+) -> Diagnosis:
+    """Diagnose one engine whose ranks may each run `cap` sequences (None: not known).
+
+    `lowered_at` is when the cap was last lowered to end a storm, in epoch seconds.
+    """
+    storms = find_storms(engine, limits, lowered_at)
     if storms:
         return storms[0][1]
     full = engine.full
@@ -56,7 +61,9 @@ def diagnose_engine(engine: EngineObservation, cap: int | None, limits: Threshol
     return Diagnosis(DiagnosisKind.HEALTHY, engine.target, message, evidence, Reason.HEALTHY)
 
 
-def find_storms(engine: EngineObservation, limits: Thresholds) -> list[tuple[Window, Diagnosis]]:
+def find_storms(
+    engine: EngineObservation, limits: Thresholds, lowered_at: float | None = None
+) -> list[tuple[Window, Diagnosis]]:
     """The windows that show a preemption storm: the short one first."""
     found: list[tuple[Window, Diagnosis]] = []
     for part, minimum in (
@@ -64,32 +71,48 @@ def find_storms(engine: EngineObservation, limits: Thresholds) -> list[tuple[Win
         (engine.full, limits.storm_minimum_sustained),
     ):
         if isinstance(part, Window):
-            storm = find_storm(engine.target, part, minimum, limits)
+            storm = find_storm(engine.target, part, minimum, limits, lowered_at)
             if storm is not None:
                 found.append((part, storm))
     return found
 
 
-def find_storm(target: str, part: Window, minimum: float, limits: Thresholds) -> Diagnosis | None:
+def preemptions_in(part: Window, limits: Thresholds, lowered_at: float | None) -> float | None:
+    """Preemptions that happened within a window, as well as they can be told.
+
+    The engine counts a preemption only once its victim runs again. While a storm builds up, the
+    counter therefore lacks some, and the queue's balance may stand in for it: if the cache stayed
+    full, which it does not when clients hang up, or if output collapsed. After a storm the counter
+    goes on rising for a while, and only the balance tells whether anything is preempted still.
+    """
+    counted, unexplained = known(part.preemptions), known(part.unexplained_departures)
+    if counted is None or unexplained is None or isinstance(part.kv_usage, Unknown):
+        return counted
+    if lowered_at is not None and part.start - lowered_at < limits.storm_echo_seconds:
+        return min(counted, unexplained)
+    slowdown = known(part.generation_slowdown)
+    collapsed = slowdown is not None and slowdown <= limits.storm_slowdown
+    if collapsed or part.kv_usage.last >= limits.storm_kv_usage:
+        return max(counted, unexplained)
+    return counted
+
+
+def find_storm(
+    target: str,
+    part: Window,
+    minimum: float,
+    limits: Thresholds,
+    lowered_at: float | None = None,
+) -> Diagnosis | None:
     """A storm of at least `minimum` preemptions in this window, None if there is none."""
     running, usage = part.running, part.kv_usage
     if not isinstance(running, GaugeWindow) or not isinstance(usage, GaugeWindow):
         return None
     if usage.maximum < limits.storm_kv_usage or running.mean <= 0:
         return None
-    counted, unexplained = known(part.preemptions), known(part.unexplained_departures)
-    finished, slowdown = known(part.finished), known(part.generation_slowdown)
-    if counted is None:
+    preemptions, finished = preemptions_in(part, limits, lowered_at), known(part.finished)
+    if preemptions is None:
         return None
-    preemptions = counted
-    # The counter comes late; the balance of the queue may stand in for it once throughput agrees.
-    if (
-        unexplained is not None
-        and unexplained > counted
-        and slowdown is not None
-        and slowdown <= limits.storm_slowdown
-    ):
-        preemptions = unexplained
     if preemptions < minimum:
         return None
     per_running = preemptions / running.mean / part.span_seconds

@@ -54,7 +54,7 @@ def decide(
     """Diagnose `observation` and say what is to be done at `now` (seconds since the epoch)."""
     knobs = rules.read_knobs(settings, runtime)
     identity = _identity(settings, observation, runtime, state, now)
-    diagnosis = diagnose(settings, observation, runtime)
+    diagnosis = diagnose(settings, observation, runtime, state.last_storm_at)
     state = count_agreement(state, diagnosis.kind, _newest_sample(observation))
     if isinstance(knobs, Knobs):
         state = adopt(state, knobs.common, now)
@@ -79,9 +79,15 @@ def decide(
 
 
 def diagnose(
-    settings: TuningSettings, observation: Observation, runtime: Sequence[RuntimeState]
+    settings: TuningSettings,
+    observation: Observation,
+    runtime: Sequence[RuntimeState],
+    lowered_at: float | None = None,
 ) -> Diagnosis:
-    """One diagnosis for all engines: the gravest, except that missing data outweighs calm ones."""
+    """One diagnosis for all engines: the gravest, except that missing data outweighs calm ones.
+
+    `lowered_at` is when the cap was last lowered to end a storm.
+    """
     blocking = observation.blocking()
     blocked = {problem.target for problem in blocking}
     caps = {each.target: each.effective.max_active_seqs for each in runtime}
@@ -90,6 +96,7 @@ def diagnose(
             engine,
             caps.get(engine.target) or _cap_by_metric(known(engine.max_active_seqs)),
             settings.thresholds,
+            lowered_at,
         )
         for engine in observation.engines
         # An engine whose numbers are in doubt takes no part; one that is well read may still storm.
@@ -133,6 +140,10 @@ def _propose(
 ) -> Proposal:
     if settings.mode is Mode.OFF:
         return Proposal(None, Reason.MODE_OFF, f"tuning is off; {diagnosis.message}")
+    young = diagnosis.reason is Reason.WARMING_UP
+    if young and isinstance(knobs, Knobs) and knobs.common is None:
+        # That caps differ is read from the engines themselves; no window is needed to see it.
+        return rules.on_calm(settings, observation, diagnosis, knobs, state, now)
     if diagnosis.kind is DiagnosisKind.UNKNOWN:
         return Proposal(None, diagnosis.reason or Reason.CONTRADICTION, diagnosis.message)
     if isinstance(knobs, Proposal):

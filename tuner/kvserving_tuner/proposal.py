@@ -140,7 +140,7 @@ def storm_window(
     settings: TuningSettings, engine: EngineObservation, state: TunerState
 ) -> Window | None:
     """The window that shows a storm under the settings in effect now, None if there is none."""
-    for part, _ in find_storms(engine, settings.thresholds):
+    for part, _ in find_storms(engine, settings.thresholds, state.last_storm_at):
         if state.last_change_at is None or part.start >= state.last_change_at:
             return part
     return None

@@ -96,9 +96,9 @@ class Thresholds(_Frozen):
     """KV use (p95 of the window) from which waiting requests wait for the cache."""
     storm_kv_usage: float = Field(default=0.90, gt=0, le=1)
     """A storm needs a full cache; preemptions without one have another cause."""
-    storm_minimum_preemptions: float = Field(default=2, ge=1)
-    """In the short window; a single preemption happens in any well-used cache."""
-    storm_minimum_sustained: float = Field(default=4, ge=1)
+    storm_minimum_preemptions: float = Field(default=3, ge=1)
+    """In the short window; one or two preemptions happen in any well-used cache."""
+    storm_minimum_sustained: float = Field(default=5, ge=1)
     """In the full window: a slow engine's storm may show fewer than that in a short one."""
     storm_preempted_share: float = Field(default=0.05, gt=0)
     """Preemptions per finished request; above 5 % recomputation shows in throughput."""
@@ -111,6 +111,8 @@ class Thresholds(_Frozen):
     storm_slowdown: float = Field(default=0.7, gt=0, le=1)
     """Generation per running request, second half over first half of the window, that confirms a
     storm whose preemptions the engine's counter has not shown yet (it is delivered late)."""
+    storm_echo_seconds: float = Field(default=60, ge=0)
+    """How long after the cap was lowered the counter still reports the old storm's preemptions."""
     tpot_slack_share: float = Field(default=0.15, ge=0, lt=1)
     """Room under the TPOT target that must be left before more sequences may run: each of them
     makes steps longer."""

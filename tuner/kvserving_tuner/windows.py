@@ -95,28 +95,27 @@ def increase(snapshots: Sequence[Snapshot], quantity: Quantity) -> Reading:
 
 def distribution(snapshots: Sequence[Snapshot], quantity: Quantity) -> Histogram | Unknown:
     """What a histogram gained from the first to the last snapshot, over all ranks."""
-    first, last = snapshots[0], snapshots[-1]
-    for snapshot in (first, last):
-        if quantity in snapshot.gaps:
-            return Unknown(snapshot.gaps[quantity])
-    gained: list[Histogram] = []
-    for engine, rank in last.ranks.items():
-        part = _difference(first.ranks[engine].histograms[quantity], rank.histograms[quantity])
-        if isinstance(part, Unknown):
-            return part
-        gained.append(part)
-    return merge(gained)
+    return _gained(snapshots[0], snapshots[-1], quantity)
 
 
 def since_start(snapshot: Snapshot, quantity: Quantity) -> Histogram | Unknown:
     """A histogram over the whole life of the engine."""
-    if quantity in snapshot.gaps:
-        return Unknown(snapshot.gaps[quantity])
+    return _gained(None, snapshot, quantity)
+
+
+def _gained(before: Snapshot | None, after: Snapshot, quantity: Quantity) -> Histogram | Unknown:
     parts: list[Histogram] = []
-    for rank in snapshot.ranks.values():
-        now = rank.histograms[quantity]
-        nothing = Cumulative(now.edges, (0.0,) * len(now.edges), 0.0)
-        part = _difference(nothing, now)
+    for engine, rank in after.ranks.items():
+        new = rank.histograms.get(quantity)
+        if new is None:
+            return Unknown(after.gaps.get(quantity, "absent"))
+        old = Cumulative(new.edges, (0.0,) * len(new.edges), 0.0)
+        if before is not None:
+            found = before.ranks[engine].histograms.get(quantity)
+            if found is None:
+                return Unknown(before.gaps.get(quantity, "absent"))
+            old = found
+        part = _difference(old, new)
         if isinstance(part, Unknown):
             return part
         parts.append(part)
