@@ -256,9 +256,9 @@ def run(settings: Settings) -> int:
     audit.addHandler(lines)
     audit.propagate = False
     if not verbose:
-        # kopf logs each handler that succeeds, and a timer succeeds every few seconds.
-        logging.getLogger("kopf.objects").setLevel(logging.WARNING)
-        logging.getLogger("httpx").setLevel(logging.WARNING)
+        # Each timer, probe and request that succeeds would be a line.
+        for name in ("kopf.objects", "kopf.activities", "aiohttp.access", "httpx"):
+            logging.getLogger(name).setLevel(logging.WARNING)
     return asyncio.run(_run(settings))
 
 

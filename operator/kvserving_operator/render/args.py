@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from kvserving_operator.api.base import quantity_bytes
 from kvserving_operator.api.v1alpha1 import KVCacheDType, Switch
+from kvserving_operator.render.drain import EXIT_SECONDS
 from kvserving_operator.render.engine import Engine
 from kvserving_operator.render.names import ENGINE_PORT
 from kvserving_operator.render.version import CUSTOM_BUCKETS, SHUTDOWN_TIMEOUT
@@ -54,9 +55,9 @@ def engine_args(engine: Engine) -> tuple[str, ...]:
         args.append(f"--quantization={spec.weight_quantization}")
     if engine.spec.kv_cache.dtype is not KVCacheDType.AUTO:
         args.append(f"--kv-cache-dtype={engine.spec.kv_cache.dtype.value}")
-    drain_seconds = engine.spec.rollout.drain_seconds
-    if engine.version and engine.version >= SHUTDOWN_TIMEOUT and drain_seconds:
-        args.append(f"--shutdown-timeout={drain_seconds}")
+    if engine.version and engine.version >= SHUTDOWN_TIMEOUT:
+        # Half of what is left after the preStop hook; the other half is for letting go.
+        args.append(f"--shutdown-timeout={EXIT_SECONDS // 2}")
     args += _histogram_buckets(engine)
     return (*args, *spec.extra_args)
 

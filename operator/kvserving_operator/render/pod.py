@@ -5,6 +5,7 @@ from typing import Any
 
 from kvserving_operator.hashing import content_hash
 from kvserving_operator.render.args import engine_args
+from kvserving_operator.render.drain import DRAIN_FILE, drain_command, grace_seconds
 from kvserving_operator.render.engine import Engine
 from kvserving_operator.render.names import (
     ENGINE_CONTAINER,
@@ -19,12 +20,6 @@ from kvserving_operator.render.overrides import apply_overrides
 from kvserving_operator.render.probes import probes
 from kvserving_operator.render.security import container_security, pod_security
 from kvserving_operator.render.volumes import cache_folder, volume_mounts, volumes
-
-DRAIN_FILE = "/tmp/kvserving-draining"  # noqa: S108  a path inside the container
-"""While it exists the plugin asks clients to reconnect: proxies steer new connections only, a kept
-one would stay."""
-EXIT_MARGIN_SECONDS = 15
-"""What the engine needs after draining to let go of the device."""
 
 
 def pod_template(ref: ServingRef, engine: Engine) -> dict[str, Any]:
@@ -60,16 +55,13 @@ def engine_environment(engine: Engine) -> list[dict[str, Any]]:
 
 
 def _template(ref: ServingRef, engine: Engine) -> dict[str, Any]:
-    settings = engine.settings
     spec: dict[str, Any] = {
         "serviceAccountName": ref.name,
         "automountServiceAccountToken": False,
         # A Service named `vllm` would otherwise set VLLM_PORT to a URL.
         "enableServiceLinks": False,
         "securityContext": pod_security(engine.spec.engine.compile_cache is not None),
-        "terminationGracePeriodSeconds": settings.endpoint_propagation_seconds
-        + engine.spec.rollout.drain_seconds
-        + EXIT_MARGIN_SECONDS,
+        "terminationGracePeriodSeconds": grace_seconds(engine),
         "containers": [_container(ref, engine)],
         "volumes": volumes(engine),
     }
@@ -106,7 +98,7 @@ def _container(ref: ServingRef, engine: Engine) -> dict[str, Any]:
         "volumeMounts": volume_mounts(engine),
         "securityContext": container_security(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "lifecycle": {"preStop": {"exec": {"command": _drain(engine)}}},
+        "lifecycle": {"preStop": {"exec": {"command": drain_command(engine)}}},
         **probes(engine),
     }
 
@@ -115,9 +107,3 @@ def _resources(engine: Engine) -> dict[str, Any]:
     if not engine.gpus:
         return {}
     return {"limits": {"nvidia.com/gpu": str(engine.gpus)}}
-
-
-def _drain(engine: Engine) -> list[str]:
-    """Keep serving while proxies take note; at SIGTERM vLLM lets requests in flight finish."""
-    wait = f"sleep {engine.settings.endpoint_propagation_seconds}"
-    return ["sh", "-c", f"touch {DRAIN_FILE}; {wait}" if engine.plugin else wait]
