@@ -20,7 +20,7 @@ from localcluster.hostsettings import CLEANUP_SCRIPT, HostSettings
 from localcluster.oci import ARCHITECTURES, ImageConfig, Layer, archive
 from localcluster.progress import Progress
 from localcluster.shell import run
-from localcluster.snapshots import SnapshotStore
+from localcluster.snapshots import SnapshotStore, layer_digest
 from localcluster.store import ImageStore
 
 BASE_IMAGE = "docker.io/library/debian:bookworm-slim"
@@ -60,90 +60,77 @@ class ImageBuilder:
 
     def build(self, reference: str, recipe: Recipe, context: Path) -> bool:
         """Make an image and name it in containerd's store, unless it is there; True when made."""
+        if recipe.base != BASE_IMAGE:
+            raise DockerfileError(f"FROM {recipe.base}: only {BASE_IMAGE} can be made here")
         keys = step_keys(recipe, context)
+        layers = [layer_digest(key) for key in keys]
         image_key = content_key([keys[-1], repr(image_config(recipe))])
-        if self._store.has(reference, image_key):
+        if self._store.has(reference, image_key) and self._snapshots.exists(layers):
             return False
-        layers = [self._base(recipe.base, keys[0])]
-        for number, (step, key) in enumerate(zip(recipe.steps, keys[1:], strict=True), 1):
-            title = f"{reference}: step {number} of {len(recipe.steps)}, {step.keyword} {step.text}"
-            layers.append(self._layer(title[:TITLE_LENGTH], key, step, layers, context))
-        with self._progress.step(f"{reference}: name the image"):
-            image = archive(reference, image_config(recipe), layers, {})
-            self._store.add(reference, image_key, image)
-            self._snapshots.release(layers)
+        for number, key in enumerate(keys):
+            if not self._snapshots.exists(layers[: number + 1]):
+                self._make_layer(reference, recipe, number, key, layers[: number + 1], context)
+        image = archive(reference, image_config(recipe), [Layer(name, 0) for name in layers], {})
+        self._store.add(reference, image_key, image)
+        self._snapshots.release(layers)
         return True
 
     def run_on(self, recipe: Recipe, context: Path, step: Step, output: Path) -> None:
-        """Run a step on a finished image, with a folder at /run/output, and keep only that folder."""
-        keys = step_keys(recipe, context)
-        layers = [layer for key in keys if (layer := self._recall(key)) is not None]
-        if len(layers) != len(keys) or not self._snapshots.exists(layers):
+        """Run a step on a finished image and keep only what it writes to /run/output."""
+        layers = [layer_digest(key) for key in step_keys(recipe, context)]
+        if not self._snapshots.exists(layers):
             raise NotReadyError("the engine image is not loaded: run `load engine` first")
-        root = self._folder / "root"
-        mount = self._snapshots.open(SCRATCH, layers, root)
-        bind = (
-            f'mkdir "$root/run/output"; mount --bind {shlex.quote(str(output))} "$root/run/output"'
-        )
+        mount = self._snapshots.open(SCRATCH, layers, self._root())
+        source = shlex.quote(str(output))
+        bind = f'mkdir "$root/run/output"; mount --bind {source} "$root/run/output"'
         script = run_script(step, f"{self._settings.mount_script(BASE_SUITE)}\n{bind}")
         env = {**self._settings.environment, **recipe.env, **dict(step.env)}
-        self._enter(step.text, [mount, script], root, context, env)
+        self._enter(step.text, [mount, script], context, env)
         self._snapshots.discard(SCRATCH)
 
-    def _layer(
-        self, title: str, key: str, step: Step, parents: Sequence[Layer], context: Path
-    ) -> Layer:
-        known = self._recall(key)
-        if known and self._snapshots.exists([*parents, known]):
-            return known
-        with self._progress.step(title):
-            root, record = self._folder / "root", self._folder / f"{key}.json"
-            root.mkdir(parents=True, exist_ok=True)
-            mount = self._snapshots.open(key, parents, root)
+    def _make_layer(
+        self,
+        reference: str,
+        recipe: Recipe,
+        number: int,
+        key: str,
+        layers: Sequence[str],
+        context: Path,
+    ) -> None:
+        """Make the last of these layers: the base, number 0, or what a step adds to it."""
+        env: Mapping[str, str] = {}
+        if number == 0:
+            title = f"{recipe.base} from Debian's packages"
+            sources = self._settings.apt_sources(BASE_SUITE)
+            script = base_script(str(self._root()), sources)
+        else:
+            step = recipe.steps[number - 1]
+            title = f"{reference}, step {number} of {len(recipe.steps)}: {step.keyword} {step.text}"
             if step.keyword == "RUN":
-                lend = self._settings.mount_script(BASE_SUITE)
-                script = run_script(step, lend)
+                script = run_script(step, self._settings.mount_script(BASE_SUITE))
                 env = {**self._settings.environment, **dict(step.env)}
             else:
-                script, env = copy_script(step), {}
-            self._enter(title, [mount, script], root, context, env)
-            layer = self._snapshots.close(key, parents)
-            record.write_text(json.dumps(asdict(layer)))
-        return layer
+                script = copy_script(step)
+        with self._progress.step(title[:TITLE_LENGTH]):
+            mount = self._snapshots.open(key, layers[:-1], self._root())
+            self._enter(title, [mount, script], context, env)
+            self._snapshots.close(key, layers)
 
-    def _base(self, reference: str, key: str) -> Layer:
-        """The base image, made from Debian's packages: no registry is needed for it."""
-        if reference != BASE_IMAGE:
-            raise DockerfileError(f"FROM {reference}: only {BASE_IMAGE} can be made here")
-        known = self._recall(key)
-        if known and self._snapshots.exists([known]):
-            return known
-        with self._progress.step(f"make the base image {reference} from Debian's packages"):
-            root = self._folder / "root"
-            root.mkdir(parents=True, exist_ok=True)
-            mount = self._snapshots.open(key, [], root)
-            script = base_script(str(root), self._settings.apt_sources(BASE_SUITE))
-            self._enter(BASE_IMAGE, [mount, script], root, root, {})
-            layer = self._snapshots.close(key, [])
-            (self._folder / f"{key}.json").write_text(json.dumps(asdict(layer)))
-        return layer
-
-    def _recall(self, key: str) -> Layer | None:
-        try:
-            return Layer(**json.loads((self._folder / f"{key}.json").read_text()))
-        except (FileNotFoundError, ValueError, TypeError):
-            return None
+    def _root(self) -> Path:
+        """Where layers are mounted, in a mount namespace of each step's own."""
+        root = self._folder / "root"
+        root.mkdir(parents=True, exist_ok=True)
+        return root
 
     def _enter(
         self,
         title: str,
         scripts: Sequence[str],
-        root: Path,
         context: Path,
         env: Mapping[str, str],
     ) -> None:
         """Run scripts in namespaces that end with them; and they end with this tool."""
-        places = f"root={shlex.quote(str(root))}; context={shlex.quote(str(context))}"
+        places = f"root={shlex.quote(str(self._root()))}; context={shlex.quote(str(context))}"
         namespaces = "--mount --propagation private --pid --fork --kill-child --mount-proc"
         argv = ["setpriv", "--pdeathsig", "KILL", "unshare", *namespaces.split(), "/bin/sh", "-euc"]
         full = {"PATH": CONTAINER_PATH, "HOME": "/root", **env}

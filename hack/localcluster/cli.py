@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from localcluster import external, gobuild, images, models
+from localcluster import enginepython, external, gobuild, images, models
 from localcluster.builder import ImageBuilder
 from localcluster.cluster import Cluster
 from localcluster.debian import FOR_IMAGES, NEEDED, ensure_packages
@@ -18,10 +18,14 @@ from localcluster.layout import Layout, layout_from_environment
 from localcluster.lock import machine_lock
 from localcluster.progress import Progress
 
+ENGINE_PYTHON = "engine-python"
+
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command; its exit status."""
-    options = _parser().parse_args(arguments)
+    # What follows this command goes to Python, options included.
+    passed_on = arguments[1:] if arguments[:1] == [ENGINE_PYTHON] else []
+    options = _parser().parse_args(arguments[: len(arguments) - len(passed_on)])
     progress = Progress(quiet=options.command == "status")
     layout = layout_from_environment(os.environ)
     try:
@@ -30,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
             return external.run_command(
                 options.command, outside, as_json=getattr(options, "json", False)
             )
-        return _local(options, layout, progress)
+        return _local(options, layout, progress, passed_on)
     except LocalClusterError as error:
         print(f"localcluster: {error}", file=sys.stderr)
         return 1
@@ -53,6 +57,9 @@ def _parser() -> argparse.ArgumentParser:
     names = ", ".join(image.name for image in images.IMAGES)
     load.add_argument("images", nargs="*", help=f"{names}, or all (the default)")
     load.add_argument("--no-install", action="store_true", help=no_install)
+    commands.add_parser(
+        ENGINE_PYTHON, help="become the engine image's Python, for tests that start engines"
+    )
     commands.add_parser("down", help="end the cluster and leave nothing but the cache behind")
     status = commands.add_parser(
         "status", help="say how the cluster is; exit status 1 when it does not work"
@@ -61,11 +68,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _local(options: argparse.Namespace, layout: Layout, progress: Progress) -> int:
+def _local(
+    options: argparse.Namespace, layout: Layout, progress: Progress, passed_on: Sequence[str]
+) -> int:
     facts = detect_host()
     if options.command == "status":
         return _status(Cluster(layout, facts, progress), layout, as_json=options.json)
     _require_abilities(facts)
+    if options.command == ENGINE_PYTHON:
+        enginepython.replace_process(layout, Cluster(layout, facts, progress).store, passed_on)
     if options.command in {"up", "load"}:
         needed = NEEDED if options.command == "up" else FOR_IMAGES
         ensure_packages(needed, progress, install=not options.no_install)

@@ -53,7 +53,7 @@ def chain_id(diff_ids: Sequence[str]) -> str:
 
 
 def image_blobs(config: ImageConfig, layers: Sequence[Layer]) -> tuple[bytes, bytes]:
-    """The config and the manifest of an image."""
+    """Config and manifest of an image."""
     settings: dict[str, Any] = {
         "User": config.user,
         "Env": list(config.env),

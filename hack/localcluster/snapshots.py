@@ -1,76 +1,69 @@
-"""Layers made in containerd's own store: written once, already unpacked, and exportable."""
+"""Image layers made in place, as containerd's unpacked snapshots.
 
-import hashlib
-import subprocess
+The engine's layer has five gigabytes, and an image that is imported needs it three times: as an
+archive, as a blob and unpacked. Only the last is ever read here, so only the last is made. A
+layer's digest therefore says how the layer was made instead of what its archive would hash to; a
+registry gets its images from `docker build` with the same Dockerfiles.
+"""
+
 from collections.abc import Sequence
 from pathlib import Path
 
 from localcluster.errors import CommandError
-from localcluster.oci import LAYER_TYPE, Layer, chain_id
+from localcluster.oci import chain_id, digest_of
 from localcluster.store import ImageStore
 
 ROOT_LABEL = "containerd.io/gc.root"
-CHUNK_BYTES = 4 << 20
+
+
+def layer_digest(key: str) -> str:
+    """Digest that stands for the layer a step with this key makes."""
+    return digest_of(f"kvserving layer {key}".encode())
 
 
 class SnapshotStore:
-    """Makes layers on top of each other; the garbage collector gets what no image keeps."""
+    """Stacks layers; what no image keeps is for containerd's garbage collector."""
 
     def __init__(self, store: ImageStore) -> None:
         self._store = store
 
-    def exists(self, layers: Sequence[Layer]) -> bool:
-        """Whether a stack of layers is there, both unpacked and as blobs."""
-        try:
-            self._store.ctr("snapshots", "info", chain_id([layer.digest for layer in layers]))
-            self._store.ctr("content", "label", layers[-1].digest)
-        except CommandError:
-            return False
-        return True
+    def exists(self, layers: Sequence[str]) -> bool:
+        """Whether a stack of layers is there."""
+        return self._has(chain_id(layers))
 
-    def open(self, key: str, parents: Sequence[Layer], target: Path) -> str:
+    def open(self, key: str, parents: Sequence[str], target: Path) -> str:
         """Begin a layer; the mount command that shows it, writable, at a folder."""
         self.discard(key)
-        parent = [chain_id([layer.digest for layer in parents])] if parents else []
-        self._store.ctr("snapshots", "prepare", key, *parent)
+        self._store.ctr("snapshots", "prepare", key, *([chain_id(parents)] if parents else []))
+        return self._store.ctr("snapshots", "mounts", str(target), key).strip()
+
+    def view(self, key: str, layers: Sequence[str], target: Path) -> str:
+        """Give the mount command that shows a stack of layers, read-only, at a folder."""
+        parent = chain_id(layers)
+        if self._has(key) and parent not in self._store.ctr("snapshots", "info", key):
+            self.discard(key)
+        if not self._has(key):
+            self._store.ctr("snapshots", "view", key, parent)
         return self._store.ctr("snapshots", "mounts", str(target), key).strip()
 
     def discard(self, key: str) -> None:
         """Forget a layer that was begun; nothing to do when there is none."""
-        try:
-            self._store.ctr("snapshots", "info", key)
-        except CommandError:
-            return
-        self._store.ctr("snapshots", "remove", key)
-
-    def close(self, key: str, parents: Sequence[Layer]) -> Layer:
-        """Finish a layer: write its blob and give the snapshot the name images look for."""
-        layer = self._write_blob(key)
-        name = chain_id([*(parent.digest for parent in parents), layer.digest])
-        if self.exists([*parents, layer]):
+        if self._has(key):
             self._store.ctr("snapshots", "remove", key)
-        else:
-            self._store.ctr("snapshots", "commit", name, key)
-        return layer
 
-    def release(self, layers: Sequence[Layer]) -> None:
+    def close(self, key: str, layers: Sequence[str]) -> None:
+        """Finish the last of these layers: give its snapshot the name that images look for."""
+        self._store.ctr("snapshots", "commit", chain_id(layers), key)
+
+    def release(self, layers: Sequence[str]) -> None:
         """Leave a finished image's layers to the image: when it is replaced, they may go."""
-        digests = [layer.digest for layer in layers]
-        for number, digest in enumerate(digests, 1):
-            self._store.ctr("snapshots", "label", chain_id(digests[:number]), f"{ROOT_LABEL}=")
-            self._store.ctr("content", "label", digest, f"{ROOT_LABEL}=")
+        for number in range(1, len(layers) + 1):
+            name = chain_id(layers[:number])
+            self._store.ctr("snapshots", "label", name, f"{ROOT_LABEL}=")
 
-    def _write_blob(self, key: str) -> Layer:
-        """Let containerd write the layer as a blob; it also prints it, which gives the digest."""
-        argv = self._store.command("snapshots", "diff", "--keep", "--media-type", LAYER_TYPE, key)
-        digest, size = hashlib.sha256(), 0
-        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-            if process.stdout is None or process.stderr is None:
-                raise CommandError(f"{argv[0]}: no output to read")
-            while chunk := process.stdout.read(CHUNK_BYTES):
-                digest.update(chunk)
-                size += len(chunk)
-            said = process.stderr.read().decode(errors="replace")
-        if process.returncode != 0:
-            raise CommandError(f"{' '.join(argv)}: exit status {process.returncode}\n{said}")
-        return Layer(f"sha256:{digest.hexdigest()}", size)
+    def _has(self, name: str) -> bool:
+        try:
+            self._store.ctr("snapshots", "info", name)
+        except CommandError:
+            return False
+        return True

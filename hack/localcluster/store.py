@@ -9,6 +9,7 @@ from localcluster.oci import ARCHITECTURES, ImageConfig, Layer, archive, digest_
 from localcluster.shell import run
 
 KEY_LABEL = "kvserving.dev/key"
+DIGEST_MARK = "sha256:"
 
 
 class ImageStore:
@@ -38,7 +39,7 @@ class ImageStore:
         return [
             line
             for line in self.ctr("images", "list", "--quiet").split()
-            if not line.startswith("sha256:")
+            if not line.startswith(DIGEST_MARK)
         ]
 
     def has(self, reference: str, key: str) -> bool:
@@ -52,6 +53,16 @@ class ImageStore:
         """Import an OCI layout and remember what it was made from."""
         self.ctr("images", "import", "--no-unpack=false", "-", stdin=archive_data)
         self.ctr("images", "label", reference, f"{KEY_LABEL}={key}")
+        self.remove_replaced()
+
+    def remove_replaced(self) -> None:
+        """Drop images that lost their name to a newer one; containerd keeps them by digest."""
+        lines = self.ctr("images", "list").splitlines()[1:]
+        targets = {name: digest for name, _, digest in (line.split()[:3] for line in lines)}
+        named = {digest for name, digest in targets.items() if not name.startswith(DIGEST_MARK)}
+        replaced = [name for name, digest in targets.items() if digest not in named]
+        if replaced:
+            self.ctr("images", "remove", *replaced)
 
     def add_program(self, reference: str, key: str, program: Path) -> None:
         """Make and import an image with one static program and nothing else."""
