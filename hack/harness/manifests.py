@@ -23,6 +23,8 @@ def tiny_serving(name: str, **spec: Any) -> dict[str, Any]:
         "replicas": 1,
         "engine": tiny_engine(),
         "tuning": {"mode": "Off"},
+        # Without a request, Kubernetes gives a pod what all others leave of the processors.
+        "podTemplate": {"resources": {"requests": {"cpu": "400m", "memory": "1Gi"}}},
     }
     return {
         "apiVersion": "kvserving.dev/v1alpha1",

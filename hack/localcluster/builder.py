@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -72,8 +72,12 @@ class ImageBuilder:
                 self._make_layer(reference, recipe, number, key, layers[: number + 1], context)
         image = archive(reference, image_config(recipe), [Layer(name, 0) for name in layers], {})
         self._store.add(reference, image_key, image)
-        self._snapshots.release(layers)
         return True
+
+    def tidy(self, recipes: Iterable[Recipe], context: Path) -> None:
+        """Let go of layers that neither an image nor one of these recipes has."""
+        stacks = ([layer_digest(key) for key in step_keys(one, context)] for one in recipes)
+        self._snapshots.release(stacks)
 
     def run_on(self, recipe: Recipe, context: Path, step: Step, output: Path) -> None:
         """Run a step on a finished image and keep only what it writes to /run/output."""

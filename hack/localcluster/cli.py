@@ -80,8 +80,11 @@ def _local(
     if options.command in {"up", "load"}:
         needed = NEEDED if options.command == "up" else FOR_IMAGES
         ensure_packages(needed, progress, install=not options.no_install)
+    cluster = Cluster(layout, facts, progress)
+    # A healthy cluster is found so without the lock, which a long image build may hold.
+    if options.command == "up" and cluster.ready():
+        return _say_up(layout, progress)
     with machine_lock(layout.lock, progress):
-        cluster = Cluster(layout, facts, progress)
         if options.command == "down":
             cluster.down()
             progress.say("the cluster is down")
@@ -90,6 +93,10 @@ def _local(
             return _load(cluster, layout, progress, options.images)
         gobuild.build_programs(layout, progress)
         cluster.up()
+    return _say_up(layout, progress)
+
+
+def _say_up(layout: Layout, progress: Progress) -> int:
     progress.say("the cluster is up")
     print(f"export KUBECONFIG={layout.kubeconfig}")
     return 0

@@ -64,12 +64,18 @@ class Cluster:
         self._components = components(layout, self._programs)
         self.store = ImageStore(self._programs["ctr"], layout.containerd_socket)
 
+    def ready(self) -> bool:
+        """Whether the cluster runs as this checkout would start it; its volumes are looked after."""
+        if self._same_configuration() and self._node.complete() and self.health().healthy:
+            self._maintain()
+            return True
+        return False
+
     def up(self) -> None:
         """Make the cluster run: nothing to do, a repair, or a new one."""
+        if self.ready():
+            return
         if self._same_configuration() and self._node.complete():
-            if self.health().healthy:
-                self._maintain()
-                return
             self._progress.say("the cluster runs, but not all of it: starting what is missing")
             with contextlib.suppress(LocalClusterError):
                 self._start_missing()

@@ -49,8 +49,11 @@ def recipe_of(image: Image, layout: Layout) -> Recipe:
 
 def load(builder: ImageBuilder, images: Iterable[Image], layout: Layout) -> list[str]:
     """Build and load what is missing or out of date; the references that changed."""
-    return [
+    changed = [
         image.reference
         for image in images
         if builder.build(image.reference, recipe_of(image, layout), layout.repository)
     ]
+    if changed:
+        builder.tidy((recipe_of(image, layout) for image in IMAGES), layout.repository)
+    return changed

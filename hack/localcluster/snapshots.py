@@ -6,7 +6,7 @@ layer's digest therefore says how the layer was made instead of what its archive
 registry gets its images from `docker build` with the same Dockerfiles.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from localcluster.errors import CommandError
@@ -14,6 +14,8 @@ from localcluster.oci import chain_id, digest_of
 from localcluster.store import ImageStore
 
 ROOT_LABEL = "containerd.io/gc.root"
+# Marks layers being made, apart from the snapshots of containers.
+BUILD_PREFIX = "kvserving-build-"
 
 
 def layer_digest(key: str) -> str:
@@ -34,8 +36,9 @@ class SnapshotStore:
     def open(self, key: str, parents: Sequence[str], target: Path) -> str:
         """Begin a layer; the mount command that shows it, writable, at a folder."""
         self.discard(key)
-        self._store.ctr("snapshots", "prepare", key, *([chain_id(parents)] if parents else []))
-        return self._store.ctr("snapshots", "mounts", str(target), key).strip()
+        parent = [chain_id(parents)] if parents else []
+        self._store.ctr("snapshots", "prepare", f"{BUILD_PREFIX}{key}", *parent)
+        return self._store.ctr("snapshots", "mounts", str(target), f"{BUILD_PREFIX}{key}").strip()
 
     def view(self, key: str, layers: Sequence[str], target: Path) -> str:
         """Give the mount command that shows a stack of layers, read-only, at a folder."""
@@ -48,18 +51,30 @@ class SnapshotStore:
 
     def discard(self, key: str) -> None:
         """Forget a layer that was begun; nothing to do when there is none."""
-        if self._has(key):
-            self._store.ctr("snapshots", "remove", key)
+        if self._has(f"{BUILD_PREFIX}{key}"):
+            self._store.ctr("snapshots", "remove", f"{BUILD_PREFIX}{key}")
 
     def close(self, key: str, layers: Sequence[str]) -> None:
         """Finish the last of these layers: give its snapshot the name that images look for."""
-        self._store.ctr("snapshots", "commit", chain_id(layers), key)
+        self._store.ctr("snapshots", "commit", chain_id(layers), f"{BUILD_PREFIX}{key}")
 
-    def release(self, layers: Sequence[str]) -> None:
-        """Leave a finished image's layers to the image: when it is replaced, they may go."""
-        for number in range(1, len(layers) + 1):
-            name = chain_id(layers[:number])
-            self._store.ctr("snapshots", "label", name, f"{ROOT_LABEL}=")
+    def release(self, wanted: Iterable[Sequence[str]]) -> None:
+        """Leave layers to the images that have them, so that a replaced image's layers may go.
+
+        What a killed build left goes too, except for finished layers of these wanted stacks.
+        """
+        keep = {chain_id(layers[:number]) for layers in wanted for number in range(1, len(layers))}
+        for name, kind in self._names():
+            if name.startswith(BUILD_PREFIX):
+                self._store.ctr("snapshots", "remove", name)
+            elif kind == "Committed" and name not in keep:
+                self._store.ctr("snapshots", "label", name, f"{ROOT_LABEL}=")
+
+    def _names(self) -> Iterator[tuple[str, str]]:
+        """Name and kind of every snapshot."""
+        for line in self._store.ctr("snapshots", "list").splitlines()[1:]:
+            words = line.split()
+            yield words[0], words[-1]
 
     def _has(self, name: str) -> bool:
         try:
