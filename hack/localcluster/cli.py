@@ -130,12 +130,14 @@ def _require_abilities(facts: HostFacts) -> None:
 def _status(cluster: Cluster, layout: Layout, *, as_json: bool) -> int:
     health = cluster.health()
     present = cluster.images() if health.components.get("containerd") else []
+    folders = sorted(name for name, _ in models.present_models(layout))
     if as_json:
         document = {
             **asdict(health),
             "healthy": health.healthy,
             "kubeconfig": str(layout.kubeconfig),
             "images": present,
+            "models": folders,
         }
         print(json.dumps(document, indent=2))
         return 0 if health.healthy else 1
@@ -149,6 +151,7 @@ def _status(cluster: Cluster, layout: Layout, *, as_json: bool) -> int:
         print(f"{name:26}{'ready' if ready else 'not ready'}")
     if health.api_ready:
         print(f"{'KUBECONFIG':26}{layout.kubeconfig}")
-    for image in present:
-        print(f"{'image':26}{image}")
+    for kind, names in (("image", present), ("model", folders)):
+        for name in names:
+            print(f"{kind:26}{name}")
     return 0 if health.healthy else 1

@@ -65,7 +65,7 @@ class Cluster:
         self.store = ImageStore(self._programs["ctr"], layout.containerd_socket)
 
     def ready(self) -> bool:
-        """Whether the cluster runs as this checkout would start it; its volumes are looked after."""
+        """Whether it runs as this checkout would start it; then its volumes are looked after."""
         if self._same_configuration() and self._node.complete() and self.health().healthy:
             self._maintain()
             return True

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from localcluster.errors import LocalClusterError, MissingPackagesError
+from localcluster.images import IMAGES
 from localcluster.shell import run
 
 VARIABLE = "KUBECONFIG_EXTERNAL"
@@ -28,6 +29,10 @@ def run_command(command: str, kubeconfig: Path, *, as_json: bool) -> int:
         raise LocalClusterError(
             f"{VARIABLE} is set: this tool does not take down a cluster it did not start"
         )
+    if command == "load":
+        print("An external cluster loads its own images. Its nodes must be able to get:")
+        print("\n".join(image.reference for image in IMAGES))
+        return 0
     if shutil.which("kubectl") is None:
         raise MissingPackagesError("kubectl is needed to look at an external cluster")
     nodes = json.loads(

@@ -63,7 +63,9 @@ class SnapshotStore:
 
         What a killed build left goes too, except for finished layers of these wanted stacks.
         """
-        keep = {chain_id(layers[:number]) for layers in wanted for number in range(1, len(layers))}
+        keep = {
+            chain_id(layers[:number]) for layers in wanted for number in range(1, len(layers) + 1)
+        }
         for name, kind in self._names():
             if name.startswith(BUILD_PREFIX):
                 self._store.ctr("snapshots", "remove", name)
