@@ -145,11 +145,14 @@ def test_versions_compare_by_number() -> None:
 @pytest.mark.parametrize(("tensor", "pipeline", "wanted"), [(1, 1, "1"), (4, 1, "4"), (2, 2, "4")])
 def test_gpus_are_tensor_times_pipeline(tensor: int, pipeline: int, wanted: str) -> None:
     engine = {"accelerator": "NVIDIA", "parallelism": {"tensor": tensor, "pipeline": pipeline}}
-    assert {"limits": {"nvidia.com/gpu": wanted}} == container_of(engine=engine)["resources"]
+    assert {"nvidia.com/gpu": wanted} == container_of(engine=engine)["resources"]["limits"]
 
 
 def test_the_users_gpus_win_and_other_resources_are_added() -> None:
-    resources = {"limits": {"nvidia.com/gpu": "1", "memory": "64Gi"}, "requests": {"cpu": "4"}}
+    resources = {
+        "limits": {"nvidia.com/gpu": "1", "memory": "64Gi"},
+        "requests": {"cpu": "4", "memory": "8Gi"},
+    }
     found = container_of(
         engine={"accelerator": "NVIDIA", "parallelism": {"tensor": 2}},
         podTemplate={"resources": resources},
@@ -158,7 +161,17 @@ def test_the_users_gpus_win_and_other_resources_are_added() -> None:
 
 
 def test_a_cpu_engine_asks_for_no_gpu() -> None:
-    assert {} == container_of()["resources"]
+    assert "limits" not in container_of()["resources"]
+
+
+def test_a_small_limit_of_the_users_is_no_contradiction() -> None:
+    found = container_of(podTemplate={"resources": {"limits": {"memory": "512Mi"}}})["resources"]
+    assert {"memory": "512Mi"} == found["limits"]
+    assert "memory" not in found["requests"]
+
+
+def test_an_engine_is_never_among_the_first_to_be_evicted() -> None:
+    assert {"cpu", "memory"} == set(container_of()["resources"]["requests"])
 
 
 def test_placement_passes_through() -> None:

@@ -44,9 +44,12 @@ def _container(container: dict[str, Any], chosen: dict[str, Any]) -> dict[str, A
     names = {entry["name"] for entry in added}
     kept = [entry for entry in container["env"] if entry["name"] not in names]
     wanted = chosen.get("resources", {})
+    ours, limits = container["resources"], wanted.get("limits", {})
+    # A limit of the user's is also the request, as Kubernetes has it, unless the user says more.
+    requests = {key: value for key, value in ours["requests"].items() if key not in limits}
     resources = {
-        key: {**container["resources"].get(key, {}), **wanted.get(key, {})}
-        for key in ("requests", "limits")
-        if key in container["resources"] or key in wanted
+        "requests": {**requests, **wanted.get("requests", {})},
+        "limits": {**ours.get("limits", {}), **limits},
     }
+    resources = {key: entries for key, entries in resources.items() if entries}
     return {**container, "env": [*kept, *added], "resources": resources}

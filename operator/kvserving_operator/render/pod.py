@@ -21,6 +21,10 @@ from kvserving_operator.render.probes import probes
 from kvserving_operator.render.security import container_security, pod_security
 from kvserving_operator.render.volumes import cache_folder, volume_mounts, volumes
 
+LEAST_REQUESTS = {"cpu": "250m", "memory": "1Gi"}
+"""Keeps an engine for which the user asked nothing out of the class of pods that get what is left
+of the CPU and are evicted first; what it really needs depends on the model."""
+
 
 def pod_template(ref: ServingRef, engine: Engine) -> dict[str, Any]:
     """Pod template with its own hash as a label, by which its pods are told from another's."""
@@ -104,6 +108,7 @@ def _container(ref: ServingRef, engine: Engine) -> dict[str, Any]:
 
 
 def _resources(engine: Engine) -> dict[str, Any]:
-    if not engine.gpus:
-        return {}
-    return {"limits": {"nvidia.com/gpu": str(engine.gpus)}}
+    resources: dict[str, Any] = {"requests": dict(LEAST_REQUESTS)}
+    if engine.gpus:
+        resources["limits"] = {"nvidia.com/gpu": str(engine.gpus)}
+    return resources
