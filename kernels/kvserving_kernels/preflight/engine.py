@@ -4,6 +4,7 @@ Loading vLLM takes most of a preflight's time, so this comes last.
 """
 
 import difflib
+import os
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NoReturn
@@ -22,6 +23,7 @@ class _ParserError(Exception):
 
 def check_with_vllm(arguments: Sequence[str]) -> Finding | tuple[str, ...]:
     """Have vLLM judge the arguments: a finding, or what could not be judged here."""
+    has_device = _settle_platform()
     try:
         parser, parsed = _parse(arguments)
     except UnsupportedEngineError as error:
@@ -30,7 +32,24 @@ def check_with_vllm(arguments: Sequence[str]) -> Finding | tuple[str, ...]:
         return parser_finding(str(error), ())
     if isinstance(parsed, Finding):
         return parsed
+    if not has_device:
+        return ("configuration: this pod has no accelerator",)
     return _configure(parsed, tuple(parser._option_string_actions))
+
+
+def _settle_platform() -> bool:
+    """Whether vLLM finds its accelerator here; without one it is told to parse as for a CPU.
+
+    vLLM cannot even build its parser on a platform that it does not know, and flags are the same
+    on all. It must be settled before anything else of vLLM is imported.
+    """
+    from vllm import platforms
+
+    if not platforms.current_platform.is_unspecified():
+        return True
+    os.environ["VLLM_TARGET_DEVICE"] = "cpu"
+    platforms._current_platform = None
+    return False
 
 
 def _parse(arguments: Sequence[str]) -> tuple[Any, Any]:
@@ -60,10 +79,7 @@ def _raise(message: str) -> NoReturn:
 
 def _configure(parsed: Any, flags: Sequence[str]) -> Finding | tuple[str, ...]:
     from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.platforms import current_platform
 
-    if current_platform.is_unspecified():
-        return ("configuration: this pod has no accelerator",)
     _inspect_in_process()
     try:
         AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
