@@ -12,6 +12,7 @@ from kvserving_operator.render.drain import EXIT_SECONDS
 from kvserving_operator.render.engine import Engine
 from kvserving_operator.render.names import ENGINE_PORT
 from kvserving_operator.render.version import CUSTOM_BUCKETS, SHUTDOWN_TIMEOUT
+from kvserving_tuner.settings import Slo, TuningSettings
 
 TTFT_BUCKETS_SECONDS = (
     0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
@@ -83,13 +84,15 @@ def _histogram_buckets(engine: Engine) -> Sequence[str]:
         return ()
     families = {}
     if slo.ttft_milliseconds is not None:
-        families["time_to_first_token"] = _with_edge(TTFT_BUCKETS_SECONDS, slo.ttft_milliseconds)
+        families["time_to_first_token"] = _with_edges(TTFT_BUCKETS_SECONDS, slo.ttft_milliseconds)
     if slo.tpot_milliseconds is not None:
-        families["inter_token_latency"] = _with_edge(TPOT_BUCKETS_SECONDS, slo.tpot_milliseconds)
+        # The tuner compares with the target and with the room it keeps under it.
+        edges = TuningSettings(slo=Slo(tpot_ms=slo.tpot_milliseconds)).tpot_edges_ms()
+        families["inter_token_latency"] = _with_edges(TPOT_BUCKETS_SECONDS, *edges)
     if not families:
         return ()
     return ("--custom-histogram-buckets=" + json.dumps(families, separators=(",", ":")),)
 
 
-def _with_edge(bounds_seconds: Sequence[float], edge_milliseconds: int) -> list[float]:
-    return sorted({*bounds_seconds, edge_milliseconds / 1000})
+def _with_edges(bounds_seconds: Sequence[float], *edges_milliseconds: float) -> list[float]:
+    return sorted({*bounds_seconds, *(edge / 1000 for edge in edges_milliseconds)})
