@@ -80,7 +80,7 @@ def operator_for(api: Any, **changes: Any) -> Operator:
     defaults = {
         "tick_seconds": 0.2,
         "metrics_listen_port": 0,
-        "lease_seconds": 3,
+        "lease_seconds": 30,
         "identity": "one",
     }
     settings = Settings.model_validate(defaults | changes)
@@ -119,10 +119,10 @@ async def running(operator: Operator, **options: Any) -> AsyncIterator[asyncio.T
         yield task
     finally:
         operator.stop.set()
-        await asyncio.wait_for(task, 20)
+        await asyncio.wait_for(task, 60)
 
 
-async def until(condition: Callable[[], Any], what: str, seconds: float = 20) -> None:
+async def until(condition: Callable[[], Any], what: str, seconds: float = 60) -> None:
     for _ in range(int(seconds / 0.05)):
         if condition():
             return
@@ -200,7 +200,10 @@ async def test_liveness_fails_when_looks_stop(api: Any, unused_tcp_port: int) ->
 
 
 async def test_a_second_operator_waits_and_takes_over(api: Any) -> None:
-    first, second = operator_for(api, identity="first"), operator_for(api, identity="second")
+    first, second = (
+        operator_for(api, identity="first", lease_seconds=10),
+        operator_for(api, identity="second", lease_seconds=10),
+    )
     async with running(first):
         await until(lambda: condition(api, "Progressing"), "a status")
         async with running(second):
@@ -215,12 +218,12 @@ async def test_a_second_operator_waits_and_takes_over(api: Any) -> None:
 
 
 async def test_an_operator_that_loses_the_lease_stops(api: Any) -> None:
-    operator = operator_for(api, identity="first")
+    operator = operator_for(api, identity="first", lease_seconds=10)
     key = ("coordination.k8s.io/v1/leases", "kvserving-system", "kvserving-operator")
     async with running(operator) as task:
         await until(lambda: operator.controller is not None, "the operator acts")
         api.objects[key].patch({"spec": {"holderIdentity": "somebody-else"}})
-        await asyncio.wait_for(asyncio.shield(task), 15)
+        await asyncio.wait_for(asyncio.shield(task), 60)
     assert operator.lost
     assert "somebody-else" == api.objects[key].raw["spec"]["holderIdentity"]
 
