@@ -101,6 +101,10 @@ class World:
         for _ in range(wanted - len(mine)):
             self._new_pod(template)
 
+    def add_pod(self) -> None:
+        """Add one pod of the present template."""
+        self._new_pod(self.deployment["spec"]["template"])
+
     def remove(self, name: str) -> None:
         """Let an engine pod go."""
         del self.cluster.objects[(Kind.Pod, NAMESPACE, name)]

@@ -40,6 +40,9 @@ def ready(facts: Facts) -> Outcome:
     problem = _pod_problem(facts)
     if problem is not None:
         return Outcome(False, Reason.NO_READY_ENGINE, problem.message)
+    if _waits_for_leaving(facts):
+        message = f"0 of {wanted} engines: the next one waits for what a leaving one still holds"
+        return Outcome(False, Reason.STARTING, message)
     return Outcome(False, Reason.STARTING, f"0 of {wanted} engines have loaded the model")
 
 
@@ -129,10 +132,19 @@ def rolled_back(facts: Facts) -> Outcome:
     return Outcome(False, Reason.NOT_ROLLED_BACK, message)
 
 
+def _waits_for_leaving(facts: Facts) -> bool:
+    """Whether an engine that drains still holds what the next one needs: no fault, it will leave."""
+    leaving = any(pod.deleting for pod in facts.pods)
+    return leaving and any(pod.unschedulable for pod in facts.engines)
+
+
 def _pod_problem(facts: Facts) -> Outcome | None:
     """First pod that cannot come up by itself."""
+    waits = _waits_for_leaving(facts)
     for pod in facts.engines:
         if pod.ready:
+            continue
+        if pod.unschedulable and waits:
             continue
         if pod.unschedulable and facts.now - pod.created_at >= UNSCHEDULABLE_GRACE_SECONDS:
             return Outcome(True, Reason.UNSCHEDULABLE, f"pod {pod.name}: {pod.unschedulable}")

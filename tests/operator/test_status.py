@@ -89,6 +89,24 @@ async def test_an_image_that_cannot_be_had_is_named(world: World) -> None:
     assert "Failed" == world.status["pods"][0]["state"]
 
 
+async def test_waiting_for_a_leaving_engines_gpu_is_no_fault(world: World) -> None:
+    world.put()
+    await world.settle()
+    (old,) = world.engine_pods().values()
+    old["metadata"]["deletionTimestamp"] = world.clock.timestamp
+    set_condition(old, "Ready", "False")
+    world.add_pod()
+    new = list(world.engine_pods().values())[-1]
+    message = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
+    set_condition(new, "PodScheduled", "False", reason="Unschedulable", message=message)
+    await world.tick(30)
+    assert "False" == world.condition("Degraded")["status"]
+    assert "leaving" in world.condition("Ready")["message"]
+    world.remove(old["metadata"]["name"])
+    await world.tick()
+    assert "Unschedulable" == world.condition("Degraded")["reason"]
+
+
 async def test_an_eviction_policy_the_engine_lacks_is_said(world: World) -> None:
     eviction = {"policy": "StreamingLLM", "windowTokens": 1024}
     world.put(kvCache={"eviction": eviction})
