@@ -133,7 +133,7 @@ def rolled_back(facts: Facts) -> Outcome:
 
 
 def _waits_for_leaving(facts: Facts) -> bool:
-    """Whether an engine that drains still holds what the next one needs: no fault, it will leave."""
+    """Whether an engine that drains still holds what the next one needs: it will leave."""
     leaving = any(pod.deleting for pod in facts.pods)
     return leaving and any(pod.unschedulable for pod in facts.engines)
 
