@@ -37,6 +37,7 @@ class ChatLoad:
     turns: int = 3
     seed: int = 0
     stagger_seconds: float = 0.0
+    pause_seconds: float = 0.0
     outcomes: list[Outcome] = field(default_factory=list)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -76,6 +77,7 @@ class ChatLoad:
                 messages.append({"role": "user", "content": question})
                 answer = await self._ask(client, messages)
                 messages.append({"role": "assistant", "content": answer})
+                await asyncio.sleep(self.pause_seconds)
 
     async def _ask(
         self, client: openai.AsyncOpenAI, messages: Sequence[ChatCompletionMessageParam]

@@ -32,7 +32,14 @@ def children(kube: Kube, namespace: str) -> dict[str, str]:
     return dict(line.split(" ") for line in text.splitlines() if line)
 
 
-@pytest.mark.parametrize("delay_seconds", [0.5, 6.0, 25.0])
+@pytest.mark.parametrize(
+    "delay_seconds",
+    [
+        pytest.param(0.5, marks=pytest.mark.full),
+        6.0,
+        pytest.param(25.0, marks=pytest.mark.full),
+    ],
+)
 def test_killed_while_a_serving_comes_up(kube: Kube, namespace: str, delay_seconds: float) -> None:
     kube.apply(tiny_serving(NAME), namespace)
     time.sleep(delay_seconds)

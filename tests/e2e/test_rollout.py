@@ -27,7 +27,7 @@ def serving(kube: Kube, namespace: str) -> str:
 def client(kube: Kube, serving: str) -> Iterator[ChatLoad]:
     """A client that sends all the while; it fails the test where a request failed."""
     url = kube.service_url(NAME, serving)
-    load = ChatLoad(url, "tiny", clients=2, max_tokens=16)
+    load = ChatLoad(url, "tiny", clients=2, max_tokens=16, pause_seconds=0.5)
     thread = threading.Thread(target=lambda: asyncio.run(load.run(duration_seconds=900)))
     thread.start()
     yield load
@@ -70,6 +70,7 @@ def test_max_num_seqs_rolls_once_without_a_failed_request(
     assert 12 == effective["maxActiveSeqs"]
 
 
+@pytest.mark.full
 def test_one_extra_argument_rolls_once_without_a_failed_request(
     kube: Kube, serving: str, client: ChatLoad
 ) -> None:
@@ -79,6 +80,7 @@ def test_one_extra_argument_rolls_once_without_a_failed_request(
     assert before + 1 == revision(kube, serving)
 
 
+@pytest.mark.full
 def test_a_kv_dtype_rolls_once_and_status_shows_what_the_engine_reports(
     kube: Kube, serving: str, client: ChatLoad, cpu_does_fp8: bool
 ) -> None:
