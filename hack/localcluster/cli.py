@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from localcluster import enginepython, external, gobuild, images, models
+from localcluster import external, gobuild, imageexec, images, models
 from localcluster.builder import ImageBuilder
 from localcluster.cluster import Cluster
 from localcluster.debian import FOR_IMAGES, NEEDED, ensure_packages
@@ -18,13 +18,13 @@ from localcluster.layout import Layout, layout_from_environment
 from localcluster.lock import machine_lock
 from localcluster.progress import Progress
 
-ENGINE_PYTHON = "engine-python"
+EXEC = "exec"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command; its exit status."""
-    # What follows this command goes to Python, options included.
-    passed_on = arguments[1:] if arguments[:1] == [ENGINE_PYTHON] else []
+    # What follows the image's name goes to its program, options included.
+    passed_on = arguments[2:] if arguments[:1] == [EXEC] else []
     options = _parser().parse_args(arguments[: len(arguments) - len(passed_on)])
     progress = Progress(quiet=options.command == "status")
     layout = layout_from_environment(os.environ)
@@ -57,9 +57,10 @@ def _parser() -> argparse.ArgumentParser:
     names = ", ".join(image.name for image in images.IMAGES)
     load.add_argument("images", nargs="*", help=f"{names}, or all (the default)")
     load.add_argument("--no-install", action="store_true", help=no_install)
-    commands.add_parser(
-        ENGINE_PYTHON, help="become the engine image's Python, for tests that start engines"
+    execute = commands.add_parser(
+        EXEC, help="become a program of a loaded image: exec IMAGE PROGRAM [ARGUMENTS]"
     )
+    execute.add_argument("image", help=f"one of {', '.join(i.name for i in images.IMAGES)}")
     commands.add_parser("down", help="end the cluster and leave nothing but the cache behind")
     status = commands.add_parser(
         "status", help="say how the cluster is; exit status 1 when it does not work"
@@ -75,8 +76,9 @@ def _local(
     if options.command == "status":
         return _status(Cluster(layout, facts, progress), layout, as_json=options.json)
     _require_abilities(facts)
-    if options.command == ENGINE_PYTHON:
-        enginepython.replace_process(layout, Cluster(layout, facts, progress).store, passed_on)
+    if options.command == EXEC:
+        store = Cluster(layout, facts, progress).store
+        imageexec.replace_process(layout, store, options.image, passed_on)
     if options.command in {"up", "load"}:
         needed = NEEDED if options.command == "up" else FOR_IMAGES
         ensure_packages(needed, progress, install=not options.no_install)

@@ -26,7 +26,8 @@ from localcluster.store import ImageStore
 from localcluster.versions import COREDNS_IMAGE, PAUSE_IMAGE
 from localcluster.volumes import ENGINE_USER, reclaim, volume_documents
 
-READY_SECONDS = 90.0
+# Seconds on an idle machine, more than a minute on one whose cores are busy with engines.
+READY_SECONDS = 180.0
 DNS_PATH = "/apis/apps/v1/namespaces/kube-system/deployments/coredns"
 # What the others connect to starts first; the rest wants the API server and a clean image store.
 FIRST_WAVE = ("etcd", "containerd", "kube-apiserver")

@@ -47,7 +47,8 @@ def parse_cgroup_mounts(mountinfo: str) -> tuple[int, dict[str, Path]]:
     """Cgroup version and hierarchies from the text of /proc/self/mountinfo.
 
     The kubelet and runc take version 2 when /sys/fs/cgroup itself is a cgroup2 mount. On a hybrid
-    machine that folder is a tmpfs and the cgroup2 mount below it has no controllers.
+    machine that folder is a tmpfs, and the cgroup2 mount below it is one more hierarchy without
+    controllers, in which runc makes folders all the same.
     """
     hierarchies: dict[str, Path] = {}
     for line in mountinfo.splitlines():
@@ -56,7 +57,7 @@ def parse_cgroup_mounts(mountinfo: str) -> tuple[int, dict[str, Path]]:
         kind, _, options = right.split(" ", 2)
         if kind == "cgroup2" and point == CGROUP_ROOT:
             return 2, {"unified": Path(point)}
-        if kind == "cgroup":
+        if kind in {"cgroup", "cgroup2"}:
             name = Path(point).name
             if name not in hierarchies and "rw" in options.split(","):
                 hierarchies[name] = Path(point)

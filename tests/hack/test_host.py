@@ -42,6 +42,7 @@ def test_a_hybrid_machine_is_version_1_and_read_only_hierarchies_are_left_alone(
     assert mounts == {
         "cpu,cpuacct": Path("/sys/fs/cgroup/cpu,cpuacct"),
         "memory": Path("/sys/fs/cgroup/memory"),
+        "unified": Path("/sys/fs/cgroup/unified"),
     }
 
 

@@ -3,6 +3,7 @@
 Takes the local cluster down and up again several times; everything in it is lost.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from localcluster.layout import REPOSITORY, STATE_FOLDER
+from localcluster.layout import REPOSITORY, STATE_FOLDER, layout_from_environment
 
 TOOL = [sys.executable, str(REPOSITORY / "hack" / "localcluster")]
 SEED = 3
@@ -66,15 +67,11 @@ def leftovers() -> list[str]:
         found += [line for line in text.splitlines() if mark in line]
     found += [line for line in mounts.splitlines() if "kvserving" in line or "kubelet" in line]
     found += [str(path) for path in (STATE_FOLDER,) if path.exists()]
+    programs = str(layout_from_environment(os.environ).binaries)
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            program = os.readlink(folder / "exe")
-        except OSError:
-            continue
-        if "/bin/" in program and any(
-            name in program for name in ("kube-", "kubelet", "containerd-")
-        ):
-            found.append(f"process {folder.name} {program}")
+        with contextlib.suppress(OSError):
+            if os.readlink(folder / "exe").startswith(programs):
+                found.append(f"process {folder.name} {os.readlink(folder / 'exe')}")
     return found
 
 
