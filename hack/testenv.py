@@ -1,6 +1,7 @@
 """Runs a command with the environment that tests against the local cluster need.
 
-KUBECONFIG points at the local cluster, or at KUBECONFIG_EXTERNAL where that is set.
+KUBECONFIG points at the local cluster, or at KUBECONFIG_EXTERNAL where that is set. The engine and
+Prometheus that tests start themselves come from the images loaded into the local cluster.
 """
 
 import json
@@ -21,6 +22,9 @@ def main() -> None:
         command = [sys.executable, str(LOCALCLUSTER), "status", "--json"]
         status = subprocess.run(command, capture_output=True, text=True, check=True)
         kubeconfig = json.loads(status.stdout)["kubeconfig"]
+        programs = Path(__file__).parent / "bin"
+        os.environ.setdefault("KVSERVING_ENGINE_PYTHON", str(programs / "engine-python"))
+        os.environ.setdefault("KVSERVING_PROMETHEUS", str(programs / "prometheus"))
     os.environ["KUBECONFIG"] = kubeconfig
     os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606  the caller's own command
 

@@ -44,7 +44,7 @@ class Prometheus:
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     if BINARY is None:
-        pytest.skip("no Prometheus binary: set KVSERVING_PROMETHEUS or put it on PATH")
+        pytest.fail("no Prometheus binary: set KVSERVING_PROMETHEUS or put it on PATH")
     folder = tmp_path_factory.mktemp("prometheus")
     with ExitStack() as stack:
         servers = [stack.enter_context(MetricsServer()) for _ in range(SLOTS)]
