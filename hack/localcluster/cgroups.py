@@ -42,6 +42,7 @@ class CgroupTree:
                 folder = folder / part
                 folder.mkdir(exist_ok=True)
                 _fill_cpuset(folder)
+            _weigh(mount / ROOT)
         return self.folders(path)
 
     def exists(self) -> bool:
@@ -113,6 +114,13 @@ def _fill_cpuset(folder: Path) -> None:
         version_2 = (folder / "cgroup.controllers").exists()
         if not version_2 and own.exists() and parent.exists() and not own.read_text().strip():
             own.write_text(parent.read_text())
+
+
+def _weigh(folder: Path) -> None:
+    """Give the whole cluster the processor share of eight processes; by default it has one's."""
+    for name, default in (("cpu.shares", 1024), ("cpu.weight", 100)):
+        if (folder / name).exists():
+            (folder / name).write_text(str(8 * default))
 
 
 def _pass_controllers_down(folder: Path) -> None:

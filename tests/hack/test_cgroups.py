@@ -30,6 +30,17 @@ def test_version_1_makes_the_tree_in_each_hierarchy_and_fills_cpusets(tmp_path: 
     assert (cpuset / ROOT / "cpuset.mems").read_text() == "0\n"
 
 
+def test_the_cluster_is_not_one_process_among_many(tmp_path: Path) -> None:
+    shares = tmp_path / "cpu" / ROOT / "cpu.shares"
+    weight = tmp_path / "unified" / ROOT / "cpu.weight"
+    for file in (shares, weight):
+        file.parent.mkdir(parents=True)
+        file.write_text("")
+    tree(1, cpu=tmp_path / "cpu").create(f"{DAEMONS}/etcd")
+    tree(2, unified=unified(tmp_path / "unified", "")).create(f"{DAEMONS}/etcd")
+    assert ("8192", "800") == (shares.read_text(), weight.read_text())
+
+
 def unified(tmp_path: Path, passed: str) -> Path:
     for folder in (tmp_path, tmp_path / ROOT):
         folder.mkdir(exist_ok=True)
