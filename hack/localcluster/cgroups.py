@@ -117,10 +117,10 @@ def _fill_cpuset(folder: Path) -> None:
 
 
 def _weigh(folder: Path) -> None:
-    """Give the whole cluster the processor share of eight processes; by default it has one's."""
+    """Give the whole cluster twice the processor share of the process that loads or tests it."""
     for name, default in (("cpu.shares", 1024), ("cpu.weight", 100)):
         if (folder / name).exists():
-            (folder / name).write_text(str(8 * default))
+            (folder / name).write_text(str(2 * default))
 
 
 def _pass_controllers_down(folder: Path) -> None:

@@ -38,7 +38,7 @@ def test_the_cluster_is_not_one_process_among_many(tmp_path: Path) -> None:
         file.write_text("")
     tree(1, cpu=tmp_path / "cpu").create(f"{DAEMONS}/etcd")
     tree(2, unified=unified(tmp_path / "unified", "")).create(f"{DAEMONS}/etcd")
-    assert ("8192", "800") == (shares.read_text(), weight.read_text())
+    assert ("2048", "200") == (shares.read_text(), weight.read_text())
 
 
 def unified(tmp_path: Path, passed: str) -> Path:
