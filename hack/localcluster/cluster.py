@@ -82,6 +82,8 @@ class Cluster:
                 self._start_missing()
                 self._finish()
                 return
+        if self.exists() and not self._same_configuration():
+            self._progress.say("the running cluster has other settings than this: replacing it")
         self.down()
         with self._progress.step("start the cluster"):
             self._create()
