@@ -12,7 +12,7 @@ from demo.show import Show
 from demo.summary import table
 from harness import chart
 from harness.errors import HarnessError
-from harness.kube import ROOT, Kube
+from harness.kube import KUBECTL, ROOT, Kube
 from harness.manifests import MODELS_CLAIM
 from harness.serving import complete, wait_ready
 from kvserving_tuner.settings import Slo
@@ -86,7 +86,7 @@ def _run(console: Console, phase_seconds: float) -> None:
 def _look_around(console: Console, kube: Kube, name: str) -> None:
     console.rule("Look around")
     console.print(
-        f"export KUBECONFIG={kube.kubeconfig}\n"
+        f"export KUBECONFIG={kube.kubeconfig} PATH={KUBECTL.parent}:$PATH\n"
         f"kubectl get kvs -n {NAMESPACE}\n"
         f"kubectl describe kvs {name} -n {NAMESPACE}      # conditions, last decision, Events\n"
         f"kubectl logs -n {chart.NAMESPACE} deployment/kvserving-operator   # audit lines in JSON\n"
