@@ -14,7 +14,7 @@ from kvserving_tuner.observation import (
     ProblemReason,
     Window,
 )
-from kvserving_tuner.readings import Unknown
+from kvserving_tuner.readings import Known, Unknown
 from kvserving_tuner.settings import Bounds, CapRules, Mode, Slo, TuningSettings
 from kvserving_tuner.state import Ceiling
 from tunerkit.build import NOW, engine, lengths, observation, runtime, window
@@ -246,6 +246,13 @@ def test_engines_without_a_runtime_api_are_diagnosed_only() -> None:
         decision, _ = decide(AUTO, observation(seen), [], CONFIRMED, NOW)
         assert (decision.action, decision.reason) == (Action.HOLD, Reason.NO_RUNTIME_API)
         assert decision.diagnosis.kind is kind
+
+
+def test_engines_too_busy_to_be_read_back_are_not_taken_for_stock_ones() -> None:
+    seen = replace(waiting("a"), max_active_seqs=Known(8, NOW))
+    decision, _ = decide(AUTO, observation(seen), [], CONFIRMED, NOW)
+    assert (decision.action, decision.reason) == (Action.HOLD, Reason.RUNTIME_UNREADABLE)
+    assert "a" in decision.message
 
 
 def test_an_engine_that_cannot_be_read_back_forbids_a_raise() -> None:

@@ -52,7 +52,7 @@ def decide(
     now: float,
 ) -> tuple[Decision, TunerState]:
     """Diagnose `observation` and say what is to be done at `now` (seconds since the epoch)."""
-    knobs = rules.read_knobs(settings, runtime)
+    knobs = rules.read_knobs(settings, observation, runtime)
     identity = _identity(settings, observation, runtime, state, now)
     diagnosis = diagnose(settings, observation, runtime, state.last_storm_at)
     state = count_agreement(state, diagnosis.kind, _newest_sample(observation))

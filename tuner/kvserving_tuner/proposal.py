@@ -12,7 +12,7 @@ from kvserving_tuner.decision import Change, Diagnosis, DiagnosisKind, Knob, Rea
 from kvserving_tuner.diagnosis import find_storms
 from kvserving_tuner.fit import tokens_per_request
 from kvserving_tuner.observation import EngineObservation, GaugeWindow, Observation, Window
-from kvserving_tuner.readings import Unknown
+from kvserving_tuner.readings import Known, Unknown
 from kvserving_tuner.runtime_client import KnobRange, RuntimeState
 from kvserving_tuner.settings import TuningSettings
 from kvserving_tuner.state import Ceiling, TunerState
@@ -60,7 +60,9 @@ class Knobs:
         return max(self.minimum, min(cap, self.maximum))
 
 
-def read_knobs(settings: TuningSettings, runtime: Sequence[RuntimeState]) -> Knobs | Proposal:
+def read_knobs(
+    settings: TuningSettings, observation: Observation, runtime: Sequence[RuntimeState]
+) -> Knobs | Proposal:
     """The live cap of all engines that have one, or why there is none to move."""
     if settings.max_active_seqs is None:
         return Proposal(None, Reason.KNOB_NOT_ALLOWED, "MaxActiveSeqs is not among allowed knobs")
@@ -72,6 +74,11 @@ def read_knobs(settings: TuningSettings, runtime: Sequence[RuntimeState]) -> Kno
             in_effect[state.target] = cap
             ranges.append(allowed)
     if not ranges:
+        # The plugin shows the cap among the metrics: it is there, and only too busy to answer.
+        busy = [e.target for e in observation.engines if isinstance(e.max_active_seqs, Known)]
+        if busy:
+            message = f"settings of {', '.join(busy)} cannot be read back"
+            return Proposal(None, Reason.RUNTIME_UNREADABLE, message)
         return Proposal(None, Reason.NO_RUNTIME_API, "no engine offers MaxActiveSeqs live")
     minimum = max(settings.max_active_seqs.minimum, *(each.minimum for each in ranges))
     maximum = min(each.maximum for each in ranges)
