@@ -43,7 +43,9 @@ class Served:
     def __call__(self, request: httpx.Request) -> httpx.Response:
         """Answer one request."""
         if request.url.path == "/metrics":
-            return httpx.Response(200, text=exposition(self.model.samples()))
+            ours = "kvserving:"
+            shown = [s for s in self.model.samples() if self.plugin or not s.name.startswith(ours)]
+            return httpx.Response(200, text=exposition(shown))
         if not self.plugin:
             return httpx.Response(404)
         if request.method == "PATCH":
