@@ -18,7 +18,10 @@ pytestmark = pytest.mark.cluster
 NAME = "advised"
 PROMETHEUS = (Path(__file__).parent / "prometheus.yaml").read_text()
 RENAME = """metric_relabel_configs:
-          - {source_labels: [__name__], regex: "vllm:kv_cache_usage_perc", replacement: "vllm:kv_usage_renamed", target_label: __name__}"""  # noqa: E501
+          - source_labels: [__name__]
+            regex: "vllm:kv_cache_usage_perc"
+            replacement: "vllm:kv_usage_renamed"
+            target_label: __name__"""
 
 
 @pytest.fixture(scope="module")
