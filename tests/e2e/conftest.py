@@ -31,8 +31,8 @@ def namespace(kube: Kube, operator: None, request: pytest.FixtureRequest) -> Ite
     yield name
     kube.run("delete", "kvservings", "--all", "-n", name, "--wait", "--timeout=120s")
     wait_for(
-        lambda: not kube.objects("pods", name),
-        f"the pods of namespace {name} are gone",
+        lambda: not kube.objects("pods", name, "kvserving.dev/serving"),
+        f"the engines of namespace {name} are gone",
         timeout_seconds=120,
     )
     kube.run("delete", "namespace", name, "--wait=false")
