@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,10 +25,13 @@ class Kube:
     def __init__(self, kubeconfig: str | None = None) -> None:
         """Use `kubeconfig`, or the file that the environment variable KUBECONFIG names."""
         self.kubeconfig = kubeconfig or os.environ["KUBECONFIG"]
+        # kubectl remembers for minutes which kinds a server has; tests add and remove some.
+        self._cache = tempfile.TemporaryDirectory(prefix="kubectl-cache-")
 
     def run(self, *args: str, stdin: str | None = None, timeout_seconds: float = 120) -> str:
         """Give the standard output of `kubectl ARGS`; raise CommandError where it fails."""
-        command = [str(KUBECTL), "--kubeconfig", self.kubeconfig, *args]
+        command = [str(KUBECTL), "--kubeconfig", self.kubeconfig]
+        command += ["--cache-dir", self._cache.name, *args]
         done = subprocess.run(
             command,
             input=stdin,
