@@ -111,7 +111,7 @@ def parser_finding(message: str, flags: Iterable[str]) -> Finding:
     if message.startswith(_UNRECOGNIZED):
         words = message.removeprefix(_UNRECOGNIZED).split()
         name = words[0].partition("=")[0] if words else ""
-        near = difflib.get_close_matches(name, list(flags), n=1)
+        near = difflib.get_close_matches(name, list(flags), n=1, cutoff=0.75)
         hint = f"; did you mean {near[0]}?" if near else ""
         return Finding(name, Reason.UNKNOWN_FLAG, f"vLLM does not know {name}: {message}{hint}")
     match = re.match(r"argument ([^:]+): ", message)
