@@ -14,7 +14,7 @@ from harness.load import ChatLoad
 from harness.manifests import tiny_engine, tiny_serving
 from harness.serving import engine_pods, wait_condition, wait_ready
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.full]
 NAME = "advised"
 PROMETHEUS = (Path(__file__).parent / "prometheus.yaml").read_text()
 RENAME = """metric_relabel_configs:
