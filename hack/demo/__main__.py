@@ -43,6 +43,7 @@ def _run(console: Console, phase_seconds: float) -> None:
     name, model = manifest["metadata"]["name"], manifest["spec"]["model"]["name"]
 
     console.rule("Install the operator with its Helm chart")
+    kube.create_namespace(chart.NAMESPACE)
     chart.install(kube.kubeconfig, chart.local_values())
     console.print(kube.run("get", "deployment", "-n", chart.NAMESPACE).rstrip())
 
