@@ -67,17 +67,15 @@ class Show:
 
     async def run(self, phase_seconds: float) -> Result:
         """Load, look, let the tuner act, look again."""
-        await self._mode("Recommend")
+        urls = [target.url for target in self._targets]
+        start = await asyncio.to_thread(read, urls)
         load = asyncio.create_task(self._load.run(duration_seconds=3600))
         watch = asyncio.create_task(self._watch())
         try:
-            await self._until(self._preempting, "the KV cache overflows", 180)
+            await self._until(lambda: self._cap() > 0, "the engine shows its cap", 60)
             cap_before = self._cap()
-            self._say(f"tuning.mode: Recommend for {phase_seconds:.0f} s; nothing is changed")
-            before = await self._measure(phase_seconds)
-            await self._mode("Auto")
-            self._say("tuning.mode: Auto")
-            await self._until(lambda: 0 < self._cap() < cap_before, "the tuner lowers the cap", 90)
+            await self._until(lambda: 0 < self._cap() < cap_before, "the tuner lowers the cap", 240)
+            before = Phase(start, await asyncio.to_thread(read, urls))
             await self._until(self._settled, "the cap has settled", 240)
             self._say(f"measuring for {phase_seconds:.0f} s more")
             after = await self._measure(phase_seconds)
@@ -113,10 +111,6 @@ class Show:
         await asyncio.sleep(seconds)
         return Phase(start, await asyncio.to_thread(read, urls))
 
-    async def _mode(self, mode: str) -> None:
-        patch = {"spec": {"tuning": {"mode": mode}}}
-        await asyncio.to_thread(self._kube.patch, "kvserving", self._name, self._namespace, patch)
-
     async def _until(self, true: Callable[[], bool], what: str, timeout_seconds: float) -> None:
         deadline = time.monotonic() + timeout_seconds
         while not true():
@@ -129,9 +123,6 @@ class Show:
 
     def _cap(self) -> int:
         return self._sight.cap
-
-    def _preempting(self) -> bool:
-        return self._sight.preemptions_per_second > 0
 
     def _settled(self) -> bool:
         return time.time() - self._sight.cap_since > SETTLE_SECONDS

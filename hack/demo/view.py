@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 
 from kvserving_tuner.observation import Observation
-from kvserving_tuner.readings import explain, known
+from kvserving_tuner.readings import explain
 from kvserving_tuner.settings import Slo
 from kvserving_tuner.view import engines_table, problems_text
 
@@ -40,13 +40,6 @@ class Sight:
         if self.log and self.log[-1].endswith(words):
             return self
         return replace(self, log=(*self.log, f"{time.strftime('%H:%M:%S')} {words}"))
-
-    @property
-    def preemptions_per_second(self) -> float:
-        """Preemptions per second in the newest window; zero as long as none is known."""
-        if self.observation is None:
-            return 0.0
-        return known(self.observation.fleet.preemptions_per_second) or 0.0
 
     def line(self) -> str:
         """The state in one line, for output that is not a terminal."""
