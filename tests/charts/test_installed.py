@@ -51,7 +51,7 @@ def _copy(to: Path, version: str, edit: tuple[str, str] = ("", "")) -> str:
 @pytest.fixture
 def api() -> Iterator[Any]:
     if not os.environ.get("KUBECONFIG"):
-        pytest.skip("KUBECONFIG is not set")
+        pytest.fail("KUBECONFIG is not set")
     config.load_kube_config(os.environ["KUBECONFIG"])
     yield client
     definitions = client.ApiextensionsV1Api()

@@ -141,7 +141,7 @@ class Server:
 @pytest.fixture(scope="session")
 def server(crds: dict[str, dict[str, Any]]) -> Iterator[Server]:
     if not os.environ.get("KUBECONFIG"):
-        pytest.skip("KUBECONFIG is not set")
+        pytest.fail("KUBECONFIG is not set")
     server = Server(crds)
     for crd in crds.values():
         server.install(crd)
