@@ -142,6 +142,10 @@ ObjectName = Annotated[
     str,
     StringConstraints(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"),
 ]
+ImageName = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=512, pattern=r"^[a-z0-9][A-Za-z0-9._/:@-]*$"),
+]
 Text = Annotated[str, StringConstraints(max_length=1024)]
 # A number as text, since the API has no floats.
 DecimalText = Annotated[

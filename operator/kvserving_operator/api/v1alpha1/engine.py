@@ -8,6 +8,7 @@ from pydantic import Field, StringConstraints
 from kvserving_operator.api.base import (
     ApiModel,
     Atomic,
+    ImageName,
     ObjectName,
     Percent,
     Quantity,
@@ -128,15 +129,7 @@ class EngineSpec(ApiModel):
         ),
     )
 
-    image: (
-        Annotated[
-            str,
-            StringConstraints(
-                min_length=1, max_length=512, pattern=r"^[a-z0-9][A-Za-z0-9._/:@-]*$"
-            ),
-        ]
-        | None
-    ) = None
+    image: ImageName | None = None
     """Engine image; the default is the operator's image for the accelerator."""
     version: (
         Annotated[

@@ -12,6 +12,7 @@ from kvserving_operator.api.base import (
     Count,
     DecimalText,
     Generation,
+    ImageName,
     StatusModel,
     Text,
     Timestamp,
@@ -73,15 +74,7 @@ class ChangeSpec(ApiModel):
     """Eviction of the candidate."""
     max_active_seqs: Annotated[int, Field(ge=1, le=65_536)] | None = None
     """Cap on running sequences in one candidate pod."""
-    engine_image: (
-        Annotated[
-            str,
-            StringConstraints(
-                min_length=1, max_length=512, pattern=r"^[a-z0-9][A-Za-z0-9._/:@-]*$"
-            ),
-        ]
-        | None
-    ) = None
+    engine_image: ImageName | None = None
     """Engine image of the candidate."""
     model_revision: (
         Annotated[
