@@ -53,7 +53,7 @@ def _run(console: Console, phase_seconds: float) -> None:
     # A demo that was stopped half-way left its settings behind: begin from the manifest.
     kube.run(
         "delete",
-        "kvserving",
+        KVSERVING,
         name,
         "-n",
         NAMESPACE,

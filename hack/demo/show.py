@@ -13,7 +13,7 @@ from rich.live import Live
 from demo.view import Sight, render
 from harness.counters import Phase, read
 from harness.errors import WaitTimeoutError
-from harness.kube import Kube
+from harness.kube import KVSERVING, Kube
 from harness.load import ChatLoad
 from harness.serving import engine_pods
 from kvserving_tuner.settings import Slo
@@ -96,7 +96,7 @@ class Show:
                 while True:
                     observation = await source.observe(self._targets, time.time())
                     serving = await asyncio.to_thread(
-                        self._kube.get, "kvserving", self._name, self._namespace
+                        self._kube.get, KVSERVING, self._name, self._namespace
                     )
                     status: Mapping[str, Any] = (serving or {}).get("status", {})
                     self._sight = self._sight.seen(observation, status)

@@ -17,6 +17,8 @@ from harness.errors import CommandError, WaitTimeoutError
 ROOT = Path(__file__).parents[2]
 T = TypeVar("T")
 KUBECTL = Path(sys.executable).with_name("kubectl")
+# With its group: another one on the same cluster may have a kind of the same name.
+KVSERVING = "kvservings.kvserving.dev"
 
 
 class Kube:

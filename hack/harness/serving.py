@@ -4,7 +4,7 @@ from typing import Any
 
 import httpx
 
-from harness.kube import Kube, condition, wait_for
+from harness.kube import KVSERVING, Kube, condition, wait_for
 
 
 def wait_ready(
@@ -13,7 +13,7 @@ def wait_ready(
     """Wait until a KVServing is Ready and settled for its present generation; give it."""
 
     def settled() -> dict[str, Any] | None:
-        serving = kube.get("kvserving", name, namespace)
+        serving = kube.get(KVSERVING, name, namespace)
         if serving is None:
             return None
         generation = serving["metadata"]["generation"]
@@ -37,7 +37,7 @@ def wait_condition(
     """Wait until a KVServing's condition has a status (and a reason); give the condition."""
 
     def look() -> dict[str, Any] | None:
-        found = condition(kube.get("kvserving", name, namespace), kind)
+        found = condition(kube.get(KVSERVING, name, namespace), kind)
         right = found.get("status") == status and reason in (None, found.get("reason"))
         return found if right else None
 

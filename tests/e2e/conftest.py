@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness import chart
-from harness.kube import Kube, wait_for
+from harness.kube import KVSERVING, Kube, wait_for
 from harness.manifests import MODELS_CLAIM
 
 
@@ -29,7 +29,7 @@ def namespace(kube: Kube, operator: None, request: pytest.FixtureRequest) -> Ite
     kube.create_namespace(name)
     kube.apply(MODELS_CLAIM, name)
     yield name
-    kube.run("delete", "kvservings", "--all", "-n", name, "--wait", "--timeout=120s")
+    kube.run("delete", KVSERVING, "--all", "-n", name, "--wait", "--timeout=120s")
     wait_for(
         lambda: not kube.objects("pods", name, "kvserving.dev/serving"),
         f"the engines of namespace {name} are gone",

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from harness.errors import CommandError
-from harness.kube import Kube
+from harness.kube import KVSERVING, Kube
 from harness.manifests import tiny_engine, tiny_serving
 from harness.serving import complete, engine_pods, wait_condition, wait_ready
 
@@ -42,7 +42,7 @@ def test_kubectl_apply_refuses_and_names_the_field(
         kube.apply(tiny_serving("refused", **spec), namespace)
     for word in words:
         assert word in refusal.value.stderr
-    assert kube.get("kvserving", "refused", namespace) is None
+    assert kube.get(KVSERVING, "refused", namespace) is None
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def test_what_the_engine_would_refuse_is_said_and_the_pods_go_on(
     kube: Kube, serving: str, spec: dict[str, Any], words: list[str]
 ) -> None:
     before = engine_pods(kube, NAME, serving)
-    original = kube.get("kvserving", NAME, serving)
+    original = kube.get(KVSERVING, NAME, serving)
     assert original is not None
-    kube.patch("kvserving", NAME, serving, {"spec": spec})
+    kube.patch(KVSERVING, NAME, serving, {"spec": spec})
     found = wait_condition(kube, NAME, serving, "Degraded", "True", "PreflightFailed")
     for word in words:
         assert word in found["message"]
@@ -70,7 +70,7 @@ def test_what_the_engine_would_refuse_is_said_and_the_pods_go_on(
     assert complete(kube.service_url(NAME, serving), "tiny")
 
     undo = {key: original["spec"].get(key) for key in spec}
-    kube.patch("kvserving", NAME, serving, {"spec": undo})
+    kube.patch(KVSERVING, NAME, serving, {"spec": undo})
     wait_condition(kube, NAME, serving, "Degraded", "False")
     assert [pod["metadata"]["uid"] for pod in before] == [
         pod["metadata"]["uid"] for pod in engine_pods(kube, NAME, serving)

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from harness import chart
-from harness.kube import Kube, wait_for
+from harness.kube import KVSERVING, Kube, wait_for
 from harness.manifests import tiny_serving
 from harness.serving import complete, engine_pods, wait_ready
 
@@ -63,6 +63,6 @@ def test_killed_while_a_serving_comes_up(kube: Kube, namespace: str, delay_secon
     assert made == children(kube, namespace)
     assert pods == [pod["metadata"]["uid"] for pod in engine_pods(kube, NAME, namespace)]
 
-    kube.run("delete", "kvserving", NAME, "-n", namespace, "--wait", "--timeout=60s")
+    kube.run("delete", KVSERVING, NAME, "-n", namespace, "--wait", "--timeout=60s")
     wait_for(lambda: not children(kube, namespace), "every child is gone", timeout_seconds=90)
     wait_for(lambda: not engine_pods(kube, NAME, namespace), "every pod is gone", 90)

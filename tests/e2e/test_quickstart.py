@@ -10,7 +10,7 @@ import httpx
 import pytest
 import yaml
 
-from harness.kube import ROOT, Kube, wait_for
+from harness.kube import KVSERVING, ROOT, Kube, wait_for
 from harness.load import ChatLoad
 from harness.serving import complete, engine_pods, wait_ready
 from kvserving_tuner.scrape import parse_exposition
@@ -50,7 +50,7 @@ def preemptions(kube: Kube, namespace: str) -> float:
 
 
 def effective_cap(kube: Kube, namespace: str) -> int:
-    status = (kube.get("kvserving", NAME, namespace) or {}).get("status", {})
+    status = (kube.get(KVSERVING, NAME, namespace) or {}).get("status", {})
     return int(status.get("effective", {}).get("maxActiveSeqs", 0))
 
 
@@ -125,7 +125,7 @@ def test_in_a_calm_window_with_waiting_sequences_the_cap_is_raised_again(
 
 
 def decision_of(kube: Kube, namespace: str) -> dict[str, Any]:
-    status = (kube.get("kvserving", NAME, namespace) or {})["status"]
+    status = (kube.get(KVSERVING, NAME, namespace) or {})["status"]
     decision: dict[str, Any] = status["lastDecision"]
     return decision
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.kube import Kube, condition, wait_for
+from harness.kube import KVSERVING, Kube, condition, wait_for
 from harness.load import ChatLoad
 from harness.manifests import tiny_engine, tiny_serving
 from harness.serving import engine_pods, wait_condition, wait_ready
@@ -56,7 +56,7 @@ def storm(kube: Kube, serving: str) -> Iterator[ChatLoad]:
 
 
 def state(kube: Kube, namespace: str) -> dict[str, Any]:
-    serving = kube.get("kvserving", NAME, namespace)
+    serving = kube.get(KVSERVING, NAME, namespace)
     assert serving is not None
     return serving
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.kube import Kube, wait_for
+from harness.kube import KVSERVING, Kube, wait_for
 from harness.load import ChatLoad
 from harness.manifests import tiny_engine, tiny_serving
 from harness.serving import engine_pods, wait_ready
@@ -47,7 +47,7 @@ def revision(kube: Kube, namespace: str) -> int:
 def edit(kube: Kube, namespace: str, spec: dict[str, Any]) -> set[str]:
     """Change the spec, wait for the rollout, and give the names of the new pods."""
     before = {pod["metadata"]["name"] for pod in engine_pods(kube, NAME, namespace)}
-    kube.patch("kvserving", NAME, namespace, {"spec": spec})
+    kube.patch(KVSERVING, NAME, namespace, {"spec": spec})
     wait_for(
         lambda: (
             not before & {pod["metadata"]["name"] for pod in engine_pods(kube, NAME, namespace)}
@@ -66,7 +66,7 @@ def test_max_num_seqs_rolls_once_without_a_failed_request(
     pods = edit(kube, serving, {"engine": {"maxNumSeqs": 12}})
     assert 2 == len(pods)
     assert before + 1 == revision(kube, serving)
-    effective = kube.get("kvserving", NAME, serving)["status"]["effective"]  # type: ignore[index]
+    effective = kube.get(KVSERVING, NAME, serving)["status"]["effective"]  # type: ignore[index]
     assert 12 == effective["maxActiveSeqs"]
 
 
@@ -88,12 +88,12 @@ def test_a_kv_dtype_rolls_once_and_status_shows_what_the_engine_reports(
     dtype = "fp8_e4m3" if cpu_does_fp8 else "bfloat16"
     edit(kube, serving, {"kvCache": {"dtype": dtype}})
     assert before + 1 == revision(kube, serving)
-    effective = kube.get("kvserving", NAME, serving)["status"]["effective"]  # type: ignore[index]
+    effective = kube.get(KVSERVING, NAME, serving)["status"]["effective"]  # type: ignore[index]
     assert dtype == effective["kvCacheDtype"]
 
 
 def test_an_edit_that_changes_no_pod_rolls_nothing(kube: Kube, serving: str) -> None:
     before = revision(kube, serving)
-    kube.patch("kvserving", NAME, serving, {"spec": {"tuning": {"mode": "Recommend"}}})
+    kube.patch(KVSERVING, NAME, serving, {"spec": {"tuning": {"mode": "Recommend"}}})
     wait_ready(kube, NAME, serving)
     assert before == revision(kube, serving)
