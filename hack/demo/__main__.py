@@ -12,7 +12,7 @@ from demo.show import Show
 from demo.summary import table
 from harness import chart
 from harness.errors import HarnessError
-from harness.kube import KUBECTL, ROOT, Kube
+from harness.kube import KUBECTL, KVSERVING, ROOT, Kube
 from harness.manifests import MODELS_CLAIM
 from harness.serving import complete, wait_ready
 from kvserving_tuner.settings import Slo
