@@ -42,7 +42,8 @@ class CgroupTree:
                 folder = folder / part
                 folder.mkdir(exist_ok=True)
                 _fill_cpuset(folder)
-            _weigh(mount / ROOT)
+            _weigh(mount / ROOT, 2)
+            _weigh(mount / DAEMONS, 8)
         return self.folders(path)
 
     def exists(self) -> bool:
@@ -116,11 +117,15 @@ def _fill_cpuset(folder: Path) -> None:
             own.write_text(parent.read_text())
 
 
-def _weigh(folder: Path) -> None:
-    """Give the whole cluster twice the processor share of the process that loads or tests it."""
+def _weigh(folder: Path, factor: int) -> None:
+    """Give a cgroup so many times the usual processor share.
+
+    The cluster as a whole gets twice that of the process that loads or tests it. Its daemons, which
+    need little but at once, go before all pods: an engine keeps every processor busy.
+    """
     for name, default in (("cpu.shares", 1024), ("cpu.weight", 100)):
         if (folder / name).exists():
-            (folder / name).write_text(str(2 * default))
+            (folder / name).write_text(str(factor * default))
 
 
 def _pass_controllers_down(folder: Path) -> None:

@@ -30,15 +30,18 @@ def test_version_1_makes_the_tree_in_each_hierarchy_and_fills_cpusets(tmp_path: 
     assert (cpuset / ROOT / "cpuset.mems").read_text() == "0\n"
 
 
-def test_the_cluster_is_not_one_process_among_many(tmp_path: Path) -> None:
-    shares = tmp_path / "cpu" / ROOT / "cpu.shares"
-    weight = tmp_path / "unified" / ROOT / "cpu.weight"
-    for file in (shares, weight):
+@pytest.mark.parametrize(("cgroup", "shares", "weight"), [(ROOT, 2048, 200), (DAEMONS, 8192, 800)])
+def test_neither_cluster_nor_daemons_are_one_process_among_many(
+    tmp_path: Path, cgroup: str, shares: int, weight: int
+) -> None:
+    files = tmp_path / "cpu" / cgroup / "cpu.shares", tmp_path / "unified" / cgroup / "cpu.weight"
+    for file in files:
         file.parent.mkdir(parents=True)
         file.write_text("")
+    (tmp_path / "unified" / ROOT / "cgroup.controllers").write_text("")
     tree(1, cpu=tmp_path / "cpu").create(f"{DAEMONS}/etcd")
     tree(2, unified=unified(tmp_path / "unified", "")).create(f"{DAEMONS}/etcd")
-    assert ("2048", "200") == (shares.read_text(), weight.read_text())
+    assert [str(shares), str(weight)] == [file.read_text() for file in files]
 
 
 def unified(tmp_path: Path, passed: str) -> Path:

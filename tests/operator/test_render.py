@@ -74,6 +74,7 @@ def test_every_typed_field_becomes_its_flag() -> None:
         "--no-enable-chunked-prefill",
         "--quantization=awq",
         "--kv-cache-dtype=fp8_e4m3",
+        "--disable-access-log-for-endpoints=/health,/metrics,/kvserving/v1/ready",
         "--shutdown-timeout=15",
     } == set(args[1:-2])
     assert ("--seed=7", "--enforce-eager") == args[-2:]
@@ -84,6 +85,7 @@ def test_what_is_not_set_is_left_to_the_engine() -> None:
     assert {
         "--served-model-name", "--host", "--port", "--max-num-seqs", "--kv-cache-memory-bytes",
         "--enable-prefix-caching", "--enable-chunked-prefill", "--shutdown-timeout",
+        "--disable-access-log-for-endpoints",
     } == flags  # fmt: skip
 
 
@@ -114,9 +116,10 @@ def test_slo_edges_are_bucket_edges_of_engines_that_know_them() -> None:
 
 def test_old_engines_get_no_flag_they_do_not_know() -> None:
     old = args_of(engine=engine_spec(image="example.com/vllm:v0.11.0", plugin="Disabled"))
-    assert not any(arg.startswith("--shutdown-timeout") for arg in old)
+    newer = ("--shutdown-timeout", "--disable-access-log-for-endpoints")
+    assert not any(arg.startswith(newer) for arg in old)
     unknown = args_of(engine=engine_spec(image="example.com/vllm:latest", plugin="Disabled"))
-    assert not any(arg.startswith("--shutdown-timeout") for arg in unknown)
+    assert not any(arg.startswith(newer) for arg in unknown)
 
 
 @pytest.mark.parametrize(
@@ -271,6 +274,8 @@ def test_loading_has_at_least_ten_minutes_and_ready_means_a_completion() -> None
     container = container_of()
     startup = container["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] >= 600
+    # Its last words are why it failed, which vLLM's own are not.
+    assert ["python3", "-m", "kvserving_kernels.serve"] == container["command"]
     assert "/kvserving/v1/ready" == container["readinessProbe"]["httpGet"]["path"]
     liveness = container["livenessProbe"]
     assert liveness["periodSeconds"] * liveness["failureThreshold"] >= 120
@@ -281,6 +286,7 @@ def test_a_stock_image_proves_itself_by_a_completion_at_start() -> None:
     command = container["startupProbe"]["exec"]["command"]
     assert ["python3", "-c"] == command[:2]
     compile(command[2], "probe", "exec")
+    assert ["vllm", "serve"] == container["command"]
     assert ["tiny", "8000"] == command[3:]
     assert "KVSERVING_TOKEN" not in {entry["name"] for entry in container["env"]}
     assert "readinessGates" not in template_of(engine=engine_spec(plugin="Disabled"))["spec"]

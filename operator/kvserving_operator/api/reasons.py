@@ -74,14 +74,8 @@ class Reason(_Explained):
         "An engine process ends again and again; the message holds its last words.",
     )
     OUT_OF_MEMORY = "OutOfMemory", "An engine was ended for using more memory than it may."
-    MODEL_NOT_FOUND = "ModelNotFound", "The model's folder, claim or repository does not exist."
-    UNSUPPORTED_DTYPE = (
-        "UnsupportedDtype",
-        "The engine cannot keep the KV cache in this dtype on this platform.",
-    )
     UNSUPPORTED_EVICTION = "UnsupportedEviction", "The engine does not offer this eviction policy."
     INVALID_SPEC = "InvalidSpec", "The spec breaks a rule; the message names the field."
-    FENCE_LOST = "FenceLost", "Another operator holds the lease, so this one changes nothing."
     API_ERROR = "ApiError", "The Kubernetes API refused or failed a call; it is tried again."
     AS_EXPECTED = "AsExpected", "Nothing is wrong."
     # MetricsAvailable

@@ -10,8 +10,8 @@ from kvserving_operator.api.base import quantity_bytes
 from kvserving_operator.api.v1alpha1 import KVCacheDType, Switch
 from kvserving_operator.render.drain import EXIT_SECONDS
 from kvserving_operator.render.engine import Engine
-from kvserving_operator.render.names import ENGINE_PORT
-from kvserving_operator.render.version import CUSTOM_BUCKETS, SHUTDOWN_TIMEOUT
+from kvserving_operator.render.names import ENGINE_PORT, READY_PATH
+from kvserving_operator.render.version import CUSTOM_BUCKETS, QUIET_ENDPOINTS, SHUTDOWN_TIMEOUT
 from kvserving_tuner.settings import Slo, TuningSettings
 
 TTFT_BUCKETS_SECONDS = (
@@ -24,6 +24,9 @@ TPOT_BUCKETS_SECONDS = (
     1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
 )  # fmt: skip
 """Bounds for the time per output token, from a fast decode to a stall of seconds."""
+
+POLLED_ENDPOINTS = ("/health", "/metrics", READY_PATH)
+"""Asked every few seconds by probes and scrapes: in the log they would bury everything else."""
 
 
 def engine_args(engine: Engine) -> tuple[str, ...]:
@@ -56,6 +59,8 @@ def engine_args(engine: Engine) -> tuple[str, ...]:
         args.append(f"--quantization={spec.weight_quantization}")
     if engine.spec.kv_cache.dtype is not KVCacheDType.AUTO:
         args.append(f"--kv-cache-dtype={engine.spec.kv_cache.dtype.value}")
+    if engine.version and engine.version >= QUIET_ENDPOINTS:
+        args.append(f"--disable-access-log-for-endpoints={','.join(POLLED_ENDPOINTS)}")
     if engine.version and engine.version >= SHUTDOWN_TIMEOUT:
         # Half of what is left after the preStop hook; the other half is for letting go.
         args.append(f"--shutdown-timeout={EXIT_SECONDS // 2}")

@@ -8,6 +8,7 @@ from kvserving_operator.kinds import API_GROUP, API_VERSION, Kind
 ENGINE_CONTAINER = "engine"
 PREFLIGHT_CONTAINER = "preflight"
 ENGINE_PORT = 8000
+READY_PATH = "/kvserving/v1/ready"
 SETTINGS_GATE = f"{API_GROUP}/settings-applied"
 """Readiness gate of engine pods: promoted live values have been applied to this pod."""
 

@@ -94,7 +94,9 @@ def _container(ref: ServingRef, engine: Engine) -> dict[str, Any]:
         "name": ENGINE_CONTAINER,
         "image": engine.image,
         "imagePullPolicy": "IfNotPresent",
-        "command": ["vllm", "serve"],
+        "command": ["python3", "-m", "kvserving_kernels.serve"]
+        if engine.plugin
+        else ["vllm", "serve"],
         "args": list(engine_args(engine)),
         "env": environment,
         "ports": [{"name": "http", "containerPort": ENGINE_PORT, "protocol": "TCP"}],

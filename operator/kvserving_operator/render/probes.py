@@ -7,7 +7,7 @@ Ready means that a completion came out recently, not that a port is open: a load
 from typing import Any
 
 from kvserving_operator.render.engine import Engine
-from kvserving_operator.render.names import ENGINE_PORT
+from kvserving_operator.render.names import ENGINE_PORT, READY_PATH
 
 STARTUP_PERIOD_SECONDS = 5
 
@@ -27,7 +27,7 @@ def probes(engine: Engine) -> dict[str, Any]:
     return {
         "startupProbe": _startup(engine),
         "readinessProbe": {
-            "httpGet": _http("/kvserving/v1/ready" if engine.plugin else "/health"),
+            "httpGet": _http(READY_PATH if engine.plugin else "/health"),
             "periodSeconds": 5,
             # The engine answers once its own one-token completion has: that may queue behind a long
             # prefill.

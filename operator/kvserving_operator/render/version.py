@@ -19,6 +19,8 @@ class EngineVersion:
         return f"{self.major}.{self.minor}.{self.patch}"
 
 
+QUIET_ENDPOINTS = EngineVersion(0, 16)
+"""First release with `--disable-access-log-for-endpoints`."""
 SHUTDOWN_TIMEOUT = EngineVersion(0, 18)
 """First release with `--shutdown-timeout`."""
 CUSTOM_BUCKETS = EngineVersion(0, 32)
