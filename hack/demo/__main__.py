@@ -25,7 +25,7 @@ def main() -> int:
     """Run the demo; give the exit code."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument(
-        "--phase-seconds", type=float, default=60, help="length of each measured phase"
+        "--phase-seconds", type=float, default=45, help="length of each measured phase"
     )
     arguments = parser.parse_args()
     console = Console()

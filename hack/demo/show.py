@@ -21,7 +21,7 @@ from kvserving_tuner.sources.base import EngineTarget
 from kvserving_tuner.sources.direct import DirectSource
 
 OBSERVE_SECONDS = 5.0
-SETTLE_SECONDS = 30.0
+SETTLE_SECONDS = 20.0
 """The first answers after a change belong to the backlog of the time before it."""
 
 
@@ -67,17 +67,19 @@ class Show:
 
     async def run(self, phase_seconds: float) -> Result:
         """Load, look, let the tuner act, look again."""
-        urls = [target.url for target in self._targets]
-        start = await asyncio.to_thread(read, urls)
         load = asyncio.create_task(self._load.run(duration_seconds=3600))
         watch = asyncio.create_task(self._watch())
         try:
+            await self._set_mode("Recommend")
             await self._until(lambda: self._cap() > 0, "the engine shows its cap", 60)
+            await asyncio.sleep(SETTLE_SECONDS)
             cap_before = self._cap()
+            self._say(f"measuring for {phase_seconds:.0f} s: the tuner may only recommend")
+            before = await self._measure(phase_seconds)
+            await self._set_mode("Auto")
             await self._until(lambda: 0 < self._cap() < cap_before, "the tuner lowers the cap", 240)
-            before = Phase(start, await asyncio.to_thread(read, urls))
             await self._until(self._settled, "the cap has settled", 240)
-            self._say(f"measuring for {phase_seconds:.0f} s more")
+            self._say(f"measuring for {phase_seconds:.0f} s under the lower cap")
             after = await self._measure(phase_seconds)
             cap_after = self._cap()
         finally:
@@ -110,6 +112,11 @@ class Show:
         start = await asyncio.to_thread(read, urls)
         await asyncio.sleep(seconds)
         return Phase(start, await asyncio.to_thread(read, urls))
+
+    async def _set_mode(self, mode: str) -> None:
+        patch = {"spec": {"tuning": {"mode": mode}}}
+        await asyncio.to_thread(self._kube.patch, KVSERVING, self._name, self._namespace, patch)
+        self._say(f"spec.tuning.mode: {mode}")
 
     async def _until(self, true: Callable[[], bool], what: str, timeout_seconds: float) -> None:
         deadline = time.monotonic() + timeout_seconds

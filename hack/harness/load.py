@@ -27,7 +27,8 @@ class Outcome:
 class ChatLoad:
     """Keeps `clients` conversations going against one OpenAI-compatible endpoint.
 
-    Nothing is retried: a request that fails is an outcome with an error.
+    Answers are between half of `max_tokens` and all of it long. Nothing is retried: a request that
+    fails is an outcome with an error.
     """
 
     url: str
@@ -75,18 +76,22 @@ class ChatLoad:
                     return
                 question = chance.choice(FOLLOW_UPS if turn else OPENINGS)
                 messages.append({"role": "user", "content": question})
-                answer = await self._ask(client, messages)
+                tokens = chance.randint(self.max_tokens // 2, self.max_tokens)
+                answer = await self._ask(client, messages, tokens)
                 messages.append({"role": "assistant", "content": answer})
                 await asyncio.sleep(self.pause_seconds)
 
     async def _ask(
-        self, client: openai.AsyncOpenAI, messages: Sequence[ChatCompletionMessageParam]
+        self,
+        client: openai.AsyncOpenAI,
+        messages: Sequence[ChatCompletionMessageParam],
+        tokens: int,
     ) -> str:
         started, first, parts, error = time.monotonic(), None, [], None
         finish_reason = None
         try:
             stream = await client.chat.completions.create(
-                model=self.model, messages=messages, max_tokens=self.max_tokens,
+                model=self.model, messages=messages, max_tokens=tokens,
                 temperature=0.7, stream=True, extra_body={"ignore_eos": True},
             )  # fmt: skip
             async for chunk in stream:

@@ -23,8 +23,12 @@ def tiny_serving(name: str, **spec: Any) -> dict[str, Any]:
         "replicas": 1,
         "engine": tiny_engine(),
         "tuning": {"mode": "Off"},
-        # Without a request, Kubernetes gives a pod what all others leave of the processors.
-        "podTemplate": {"resources": {"requests": {"cpu": "400m", "memory": "1Gi"}}},
+        "podTemplate": {
+            # Without a request, Kubernetes gives a pod what all others leave of the processors.
+            "resources": {"requests": {"cpu": "400m", "memory": "1Gi"}},
+            # Threads that spin while they wait take the processors from everything else here.
+            "env": [{"name": "OMP_WAIT_POLICY", "value": "PASSIVE"}],
+        },
     }
     return {
         "apiVersion": "kvserving.dev/v1alpha1",

@@ -65,7 +65,7 @@ def test_kubectl_get_prints_what_a_user_asks_first(kube: Kube, serving: str) -> 
     columns = ["NAME", "READY", "KV", "SEQS", "MODE", "GATE", "REASON", "AGE"]
     assert columns == header.split()
     name, ready, kv, seqs, mode, *_ = row.split()
-    assert (NAME, "True", "bfloat16", "Auto") == (name, ready, kv, mode)
+    assert (NAME, "True", "float32", "Auto") == (name, ready, kv, mode)
     assert str(SPEC["spec"]["engine"]["maxNumSeqs"]) == seqs
 
 

@@ -135,6 +135,16 @@ def test_duplicates_late_and_future_samples_are_dropped() -> None:
     assert [each.at for each in history.snapshots] == [10, 12]
 
 
+def test_samples_read_again_never_look_like_a_clock_that_is_set_back() -> None:
+    history = History(SETTINGS)
+    for now in range(0, 100, 5):
+        # As from Prometheus, which is asked for the last 30 seconds again each time.
+        for at in range(max(0, now - 30), now + 1, 5):
+            history.add(counted(at, at), now)
+    assert history.epoch_reason is EpochReason.FIRST_SAMPLE
+    assert [each.at for each in history.snapshots][-3:] == [85, 90, 95]
+
+
 def test_a_clock_that_is_set_back_costs_three_samples_only() -> None:
     history = filled(counted(1000, 5))
     for at in (10, 15, 20, 25):

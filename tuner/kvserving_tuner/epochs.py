@@ -61,6 +61,9 @@ class History:
         if snapshot.at == last.at:
             return Added.DUPLICATE
         if snapshot.at < last.at:
+            if last.at <= now + self._windows.clock_skew_seconds:
+                # Time has not gone back: a sample that is read once more, or has come late.
+                return Added.OUT_OF_ORDER
             self._late += 1
             if self._late < STEPPED_CLOCK_SAMPLES:
                 return Added.OUT_OF_ORDER

@@ -30,6 +30,8 @@ TARGETS_PER_QUERY = 40
 OVERLAP_SECONDS = 30.0
 """Samples are asked for again this far back: remote storage may show one scrape's series late."""
 
+MESSAGE_CHARACTERS = 200
+
 
 @dataclass(frozen=True, slots=True)
 class _Scraped:
@@ -85,7 +87,7 @@ class PrometheusSource:
         except TimeoutError:
             return self._failed(targets, now, f"no answer within {limit:g} s")
         except (requests.RequestException, PrometheusApiClientException, _NotPrometheus) as error:
-            return self._failed(targets, now, str(error) or type(error).__name__)
+            return self._failed(targets, now, brief(error))
         return self._histories.update(targets, read, now)
 
     def close(self) -> None:
@@ -186,6 +188,15 @@ class PrometheusSource:
 
 class _NotPrometheus(Exception):  # noqa: N818 - says what the other side is
     """The other side answers, but not as Prometheus does."""
+
+
+def brief(error: BaseException) -> str:
+    """An error in a few words: requests puts the whole query into its own, and the root has none."""
+    if isinstance(error, requests.RequestException):
+        while (cause := error.__cause__ or error.__context__) is not None:
+            error = cause
+    words = str(error) or type(error).__name__
+    return words if len(words) <= MESSAGE_CHARACTERS else f"{words[:MESSAGE_CHARACTERS]} …"
 
 
 def netloc(url: str) -> str:
