@@ -55,8 +55,14 @@ class Show:
         self._console = console
         self._name = name
         self._namespace = namespace
+        # One turn each: the lengths, and so what fits, stay the same from phase to phase.
         self._load = ChatLoad(
-            kube.service_url(name, namespace), model, clients, stagger_seconds=0.25
+            kube.service_url(name, namespace),
+            model,
+            clients,
+            max_tokens=192,
+            turns=1,
+            stagger_seconds=0.25,
         )
         pods = engine_pods(kube, name, namespace)
         self._targets = [

@@ -105,7 +105,7 @@ class ChatLoad:
             if finish_reason is None:
                 error = "the stream ended before the answer did"
         except openai.OpenAIError as failure:
-            error = f"{type(failure).__name__}: {failure}"
+            error = f"{type(failure).__name__}: {failure} ({failure.__cause__!r})"
             await asyncio.sleep(1)
         self.outcomes.append(Outcome(started, first, time.monotonic(), len(parts), error))
         return "".join(parts)

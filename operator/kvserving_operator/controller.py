@@ -21,9 +21,10 @@ from kvserving_operator.observe import PodView, check_view, is_check, pod_view
 from kvserving_operator.promoted import cap_of, gates
 from kvserving_operator.render.names import RETRY_ANNOTATION, SERVING_LABEL, ServingRef
 from kvserving_operator.reporting import audit, decision_event, measure, new_decision
-from kvserving_operator.rollout import Phase, Situation, Step, advance
+from kvserving_operator.rollout import Phase, Step, advance
 from kvserving_operator.session import Session
 from kvserving_operator.settings import Settings
+from kvserving_operator.situation import Situation
 from kvserving_operator.status import build_status, invalid_status, parse_status
 from kvserving_operator.tuning import Judge, ServingTuner, Turn, new_basis
 from kvserving_tuner.audit import audit_line

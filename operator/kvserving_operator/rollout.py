@@ -7,13 +7,19 @@ the operator, the next call starts from the stored state and the objects that ex
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from kvserving_operator.actions import Action, Announce, CreateOnce, Delete
+from kvserving_operator.actions import Action, Announce
 from kvserving_operator.api.reasons import Reason
-from kvserving_operator.api.v1alpha1 import KVServingSpec, Switch
-from kvserving_operator.kinds import Kind
-from kvserving_operator.observe import CheckState, CheckView, PodView, last_words, refusal
-from kvserving_operator.render.names import ServingRef
-from kvserving_operator.render.preflight import preflight_pod
+from kvserving_operator.api.v1alpha1 import Switch
+from kvserving_operator.checks import (
+    CHECKING,
+    check_pod,
+    drop_checks,
+    judge,
+    new_check,
+    progress,
+    refusal_of,
+)
+from kvserving_operator.observe import PodView, last_words
 from kvserving_operator.revisions import (
     Revision,
     RevisionState,
@@ -21,15 +27,11 @@ from kvserving_operator.revisions import (
     inputs_hash,
     render_revision,
 )
-from kvserving_operator.settings import Settings
+from kvserving_operator.situation import Situation
 
-BLOCKED_GRACE_SECONDS = 20.0
-"""How long a check pod may stay unscheduled before that counts: schedulers need a moment."""
 IMAGE_GRACE_SECONDS = 120.0
 """How long a new pod's image may fail to arrive before its template counts as failed: registries
 have short outages."""
-CHECKING = "the engine's arguments are being checked before any pod is touched"
-SKIPPED = "PreflightSkipped"
 
 
 class Phase(Enum):
@@ -45,22 +47,6 @@ class Phase(Enum):
     """The only template there is does not work: no pods, so that none crash for ever."""
     DONE = auto()
     """Every pod runs the spec's template."""
-
-
-@dataclass(frozen=True)
-class Situation:
-    """What a roll-out step is decided on."""
-
-    ref: ServingRef
-    spec: KVServingSpec
-    state: RevisionState
-    pods: tuple[PodView, ...]
-    checks: tuple[CheckView, ...]
-    retry: str
-    """Value of the retry annotation."""
-    now: float
-    """Seconds since the epoch."""
-    settings: Settings
 
 
 @dataclass(frozen=True)
@@ -96,7 +82,7 @@ def _decide(at: Situation) -> Step:
         return _watch(replace(at, state=at.state.model_copy(update={"candidate": None})), current)
     if good and good.inputs_hash == wanted:
         # Back to what is known to work: nothing to check.
-        return _put_in_force(at, good, _drop_checks(at))
+        return _put_in_force(at, good, drop_checks(at))
     if candidate is None or candidate.inputs_hash != wanted:
         candidate = render_revision(at.ref, at.spec, at.settings, at.state, at.now)
         if current and current.hash == candidate.hash:
@@ -149,7 +135,7 @@ def _settle(at: Situation) -> tuple[Situation, tuple[Action, ...]]:
     if good is not None and reason is not Reason.PREFLIGHT_FAILED:
         reason = Reason.ROLLOUT_FAILED
         message = f"{message}; pods return to template {good.hash[:8]}"
-    state = at.state.judged(_refusal_of(at, current, reason, message))
+    state = at.state.judged(refusal_of(at, current, reason, message))
     if good is not None:
         back = good.model_copy(update={"since": at.now})
         wanted = current.inputs_hash == inputs_hash(at.spec)
@@ -160,8 +146,8 @@ def _settle(at: Situation) -> tuple[Situation, tuple[Action, ...]]:
 
 def _checked(at: Situation, current: Revision) -> Situation:
     """Note that the check of a template in force, which did not wait for it, has passed."""
-    check = _check_pod(at, current)
-    judged = _judge(at, current, check) if check else None
+    check = check_pod(at, current)
+    judged = judge(at, current, check) if check else None
     return replace(at, state=at.state.judged(judged[0])) if judged else at
 
 
@@ -170,81 +156,32 @@ def _refused(state: RevisionState, revision: Revision, retry: str) -> Verdict | 
     return known if known is not None and not known.ok else None
 
 
-def _refusal_of(at: Situation, revision: Revision, reason: Reason, message: str) -> Verdict:
-    return Verdict(
-        template_hash=revision.hash, ok=False, reason=reason.value, message=message, retry=at.retry
-    )
-
-
 def _check(at: Situation, candidate: Revision) -> Step:
     """Decide on the next template by its check pod."""
     known = at.state.verdict(candidate.hash, at.retry)
     if known is not None and not known.ok:
         reason = Reason(known.reason)
-        return Step(at.state, Phase.REFUSED, reason, known.message, _drop_checks(at))
+        return Step(at.state, Phase.REFUSED, reason, known.message, drop_checks(at))
     if known is not None or at.spec.engine.plugin is Switch.DISABLED:
-        return _put_in_force(at, candidate, _drop_checks(at))
-    pod = _check_pod(at, candidate)
-    drops = _drop_checks(at, keep=candidate)
+        return _put_in_force(at, candidate, drop_checks(at))
+    pod = check_pod(at, candidate)
+    drops = drop_checks(at, keep=candidate)
     if pod is None:
-        actions = (*drops, _new_check(at, candidate))
+        actions = (*drops, new_check(at, candidate))
         return Step(at.state, Phase.CHECKING, Reason.PREFLIGHT_RUNNING, CHECKING, actions)
-    judged = _judge(at, candidate, pod)
+    judged = judge(at, candidate, pod)
     if judged is None:
         # With no pod to protect, waiting long for the check only delays the first one.
         first = at.state.current is None
         if first and at.now - pod.created_at >= at.settings.preflight_first_wait_seconds:
             return _put_in_force(at, candidate, drops)
-        return Step(at.state, Phase.CHECKING, *_check_progress(pod), drops)
+        return Step(at.state, Phase.CHECKING, *progress(pod), drops)
     verdict, announcement = judged
     at = replace(at, state=at.state.judged(verdict))
-    actions = (*_drop_checks(at), *([announcement] if announcement else []))
+    actions = (*drop_checks(at), *([announcement] if announcement else []))
     if verdict.ok:
         return _put_in_force(at, candidate, actions)
     return Step(at.state, Phase.REFUSED, Reason(verdict.reason), verdict.message, actions)
-
-
-def _judge(
-    at: Situation, revision: Revision, pod: CheckView
-) -> tuple[Verdict, Announce | None] | None:
-    """Verdict of a check pod with what to announce; None while it is out."""
-    age_seconds = at.now - pod.created_at
-    timed_out = age_seconds >= at.settings.preflight_timeout_seconds
-    if pod.state is CheckState.FINISHED and pod.exit is not None:
-        if pod.exit.code == 0:
-            passed = Verdict(template_hash=revision.hash, ok=True, reason="Passed", message="")
-            return passed, None
-        sentence = refusal(pod.exit.message)
-        if sentence is not None:
-            return _refuse(at, revision, Reason.PREFLIGHT_FAILED, sentence)
-        return _skip(revision, f"{pod.exit.reason}: {last_words(pod.exit.message)}")
-    if timed_out and pod.image_problem and at.state.current is not None:
-        problem = f"{pod.waiting_reason}: {pod.waiting_message}"
-        return _refuse(at, revision, Reason.IMAGE_PULL_FAILED, problem)
-    if timed_out:
-        return _skip(revision, f"no answer within {at.settings.preflight_timeout_seconds:g} s")
-    if pod.unschedulable and age_seconds >= BLOCKED_GRACE_SECONDS:
-        return _skip(revision, f"its pod cannot be scheduled: {pod.unschedulable}")
-    return None
-
-
-def _refuse(
-    at: Situation, revision: Revision, reason: Reason, message: str
-) -> tuple[Verdict, Announce]:
-    return _refusal_of(at, revision, reason, message), Announce(reason.value, message, warning=True)
-
-
-def _skip(revision: Revision, why: str) -> tuple[Verdict, Announce]:
-    """A check that cannot be made must not keep pods from changing."""
-    verdict = Verdict(template_hash=revision.hash, ok=True, reason=SKIPPED, message=why)
-    message = f"the engine's arguments could not be checked before the roll-out: {why}"
-    return verdict, Announce(SKIPPED, message, warning=True)
-
-
-def _check_progress(pod: CheckView) -> tuple[Reason, str]:
-    if pod.image_problem:
-        return Reason.IMAGE_PULL_FAILED, f"{pod.waiting_reason}: {pod.waiting_message}"
-    return Reason.PREFLIGHT_RUNNING, CHECKING
 
 
 def _put_in_force(at: Situation, revision: Revision, actions: tuple[Action, ...]) -> Step:
@@ -260,9 +197,9 @@ def _watch(at: Situation, current: Revision) -> Step:
     proven = at.state.good is not None and at.state.good.hash == current.hash
     known = _refused(at.state, current, at.retry)
     if known is not None and not proven:
-        return Step(at.state, Phase.STOPPED, Reason(known.reason), known.message, _drop_checks(at))
+        return Step(at.state, Phase.STOPPED, Reason(known.reason), known.message, drop_checks(at))
     judged = proven or at.state.verdict(current.hash, at.retry) is not None
-    drops = _drop_checks(at, keep=None if judged else current)
+    drops = drop_checks(at, keep=None if judged else current)
     mine = [pod for pod in at.pods if pod.revision == current.hash and not pod.deleting]
     others = [pod for pod in at.pods if pod.revision != current.hash and not pod.deleting]
     ready = sum(pod.ready for pod in mine)
@@ -277,8 +214,8 @@ def _watch(at: Situation, current: Revision) -> Step:
 
 def _failure(at: Situation, current: Revision) -> tuple[Reason, str] | None:
     """Why the template in force does not work, None as far as is known."""
-    check = _check_pod(at, current)
-    judged = _judge(at, current, check) if check else None
+    check = check_pod(at, current)
+    judged = judge(at, current, check) if check else None
     if judged is not None and not judged[0].ok:
         return Reason(judged[0].reason), judged[0].message
     for pod in at.pods:
@@ -303,25 +240,3 @@ def crash(pod: PodView) -> tuple[Reason, str]:
     if pod.last_exit.out_of_memory:
         return Reason.OUT_OF_MEMORY, f"{times}: it used more memory than its limit"
     return Reason.ENGINE_CRASHED, f"{times}, last with: {last_words(pod.last_exit.message)}"
-
-
-def _check_pod(at: Situation, revision: Revision) -> CheckView | None:
-    name = at.ref.preflight_pod(revision.hash)
-    return next((check for check in at.checks if check.name == name), None)
-
-
-def _new_check(at: Situation, revision: Revision) -> CreateOnce:
-    return CreateOnce(
-        preflight_pod(
-            at.ref,
-            revision.template,
-            at.settings.preflight_memory,
-            at.settings.preflight_timeout_seconds,
-        )
-    )
-
-
-def _drop_checks(at: Situation, keep: Revision | None = None) -> tuple[Action, ...]:
-    """Remove check pods, except the one of a template that is still being judged."""
-    kept = at.ref.preflight_pod(keep.hash) if keep else ""
-    return tuple(Delete(Kind.Pod, pod.name, pod.uid) for pod in at.checks if pod.name != kept)

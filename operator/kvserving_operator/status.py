@@ -21,10 +21,11 @@ from kvserving_operator.api.v1alpha1 import (
     PreflightState,
     PreflightStatus,
 )
+from kvserving_operator.checks import SKIPPED
 from kvserving_operator.facts import Facts
 from kvserving_operator.observe import PodView
 from kvserving_operator.render.names import ENGINE_PORT
-from kvserving_operator.rollout import SKIPPED, Phase
+from kvserving_operator.rollout import Phase
 from kvserving_operator.status_tuning import capacity, effective, last_decision, recommendation
 from kvserving_operator.verdicts import (
     Outcome,

@@ -33,8 +33,9 @@ def serving(kube: Kube, namespace: str) -> str:
 def storm(kube: Kube, serving: str) -> Iterator[ChatLoad]:
     """More conversations than the KV cache holds, for as long as the module's tests run."""
     load = ChatLoad(
-        kube.service_url(NAME, serving), MODEL, clients=SPEC["spec"]["engine"]["maxNumSeqs"]
-    )
+        kube.service_url(NAME, serving), MODEL,
+        clients=SPEC["spec"]["engine"]["maxNumSeqs"], max_tokens=192, turns=1,
+    )  # fmt: skip
     thread = threading.Thread(target=lambda: asyncio.run(load.run(duration_seconds=900)))
     thread.start()
     yield load

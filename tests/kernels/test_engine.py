@@ -258,6 +258,31 @@ def test_preflight_says_what_vllm_says(
     assert verdict.items() <= json.loads(lines[0]).items()
 
 
+WAIT_AFTER_A_READ = """
+import os, sys, time, zmq
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(sys.argv[1])])
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+condition = SpinCondition(is_reader=True, context=zmq.Context(), notify_address="inproc://none")
+condition.record_read()
+began = time.monotonic()
+condition.wait(timeout_ms=300)
+print(time.monotonic() - began)
+"""
+
+
+def test_on_few_processors_a_process_that_waits_sleeps(
+    engine_python: str, engine_environment: dict[str, str]
+) -> None:
+    done = subprocess.run(
+        [engine_python, "-c", WAIT_AFTER_A_READ, "2"],
+        env=engine_environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    # A condition that spins returns at once.
+    assert float(done.stdout.split()[-1]) > 0.2
+
+
 def test_a_hung_core_loses_readiness_and_regains_it(engine: Any) -> None:
     assert _ready(engine).status_code == 200
     pids = engine.core_pids()

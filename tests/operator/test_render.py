@@ -274,6 +274,8 @@ def test_loading_has_at_least_ten_minutes_and_ready_means_a_completion() -> None
     container = container_of()
     startup = container["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] >= 600
+    environment = {entry["name"]: entry.get("value") for entry in container["env"]}
+    assert int(environment["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] or 0) > 600
     # Its last words are why it failed, which vLLM's own are not.
     assert ["python3", "-m", "kvserving_kernels.serve"] == container["command"]
     assert "/kvserving/v1/ready" == container["readinessProbe"]["httpGet"]["path"]

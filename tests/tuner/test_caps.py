@@ -58,7 +58,7 @@ def test_the_fit_needs_capacity_and_enough_finished_requests() -> None:
     enough = {"prompts": lengths(200), "answers": lengths(500)}
     assert isinstance(engine_fit(engine(window(), **some), RULES), Unknown)  # type: ignore[arg-type]
     assert isinstance(engine_fit(engine(window(), capacity=None, **enough), RULES), Unknown)  # type: ignore[arg-type]
-    assert engine_fit(engine(window(), **enough), RULES) == 5  # type: ignore[arg-type]
+    assert engine_fit(engine(window(), **enough), RULES) == 6  # type: ignore[arg-type]
 
 
 def test_recent_lengths_count_before_those_of_the_whole_life() -> None:
@@ -70,7 +70,7 @@ def test_recent_lengths_count_before_those_of_the_whole_life() -> None:
 
 @pytest.mark.parametrize(
     ("running", "fitting", "minimum", "expected"),
-    [(16, False, 1, 12), (16, True, 1, 5), (3, True, 1, 2), (16, True, 8, 8), (0.5, False, 1, 1)],
+    [(16, False, 1, 12), (16, True, 1, 6), (3, True, 1, 2), (16, True, 8, 8), (0.5, False, 1, 1)],
 )
 def test_the_lowered_cap_is_the_smaller_of_what_fits_and_80_percent_of_what_ran(
     running: float, fitting: bool, minimum: int, expected: int
@@ -79,7 +79,7 @@ def test_the_lowered_cap_is_the_smaller_of_what_fits_and_80_percent_of_what_ran(
     one = engine(window(running=running), **of)  # type: ignore[arg-type]
     found = caps.lowered(one, window(15, running=running), RULES, minimum)
     assert found.cap == expected
-    assert found.fit == (5 if fitting else None)
+    assert found.fit == (6 if fitting else None)
 
 
 def test_the_lowered_cap_counts_per_rank() -> None:
@@ -103,7 +103,7 @@ def test_young_sequences_are_not_taken_for_small_ones() -> None:
     fits = caps.predict_usage(known, full, 4, 5, RULES, LIMITS)
     assert isinstance(fits, Predicted)
     assert fits.usage == pytest.approx(0.25)
-    too_many = caps.predict_usage(known, full, 4, 6, RULES, LIMITS)
+    too_many = caps.predict_usage(known, full, 4, 7, RULES, LIMITS)
     assert isinstance(too_many, Predicted)
     assert too_many.usage > 1
 

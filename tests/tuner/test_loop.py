@@ -49,18 +49,18 @@ def raised(change: Change | None) -> tuple[int, int] | None:
 def test_a_storm_lowers_the_cap_at_once_to_what_fits() -> None:
     decision, state = decide(AUTO, observation(storming()), runtime({"a": 64}), TunerState(), NOW)
     assert decision.action is Action.CHANGE
-    assert decision.change == Change(Knob.MAX_ACTIVE_SEQS, 64, 5)
+    assert decision.change == Change(Knob.MAX_ACTIVE_SEQS, 64, 6)
     assert decision.reason is Reason.PREEMPTION_STORM
-    assert decision.numbers["sequences_that_fit"] == 5
+    assert decision.numbers["sequences_that_fit"] == 6
     assert decision.numbers["preemptions"] == 12
-    assert (state.cap, state.last_change_at, state.last_storm_at) == (5, NOW, NOW)
+    assert (state.cap, state.last_change_at, state.last_storm_at) == (6, NOW, NOW)
     assert state.ceiling == Ceiling(sequences=8, tokens_per_request=700, until=NOW + 600)
 
 
 def test_a_storm_does_not_wait_for_the_cooldown() -> None:
     settled = CONFIRMED.model_copy(update={"last_change_at": NOW - 16})
     decision, _ = decide(AUTO, observation(storming()), runtime({"a": 8}), settled, NOW)
-    assert raised(decision.change) == (8, 5)
+    assert raised(decision.change) == (8, 6)
 
 
 def test_a_storm_from_before_the_last_change_is_no_reason_for_another() -> None:
@@ -281,7 +281,7 @@ def test_a_storm_that_is_well_seen_is_ended_although_another_engine_is_silent() 
     problem = Problem(ProblemReason.METRICS_MISSING, "b", "refused")
     seen = observation(storming("a"), waiting("b", Unknown("refused")), problems=[problem])
     decision, _ = decide(AUTO, seen, runtime({"a": 64}), TunerState(), NOW)
-    assert raised(decision.change) == (64, 5)
+    assert raised(decision.change) == (64, 6)
 
 
 def test_no_traffic_is_idle_and_not_missing_data() -> None:
@@ -323,7 +323,7 @@ def test_a_recommendation_is_made_once_and_stands() -> None:
     action, state = recommend(observation(storming()), CONFIRMED)
     assert action is Action.RECOMMEND
     assert state.recommendation is not None
-    assert (state.recommendation.from_value, state.recommendation.to_value) == (8, 5)
+    assert (state.recommendation.from_value, state.recommendation.to_value) == (8, 6)
     standing = state.recommendation
     action, state = recommend(observation(storming()), state, now=NOW + 5)
     assert action is Action.HOLD
@@ -370,5 +370,5 @@ def test_the_same_inputs_give_the_same_decision_and_id() -> None:
 def test_a_decision_as_plain_values() -> None:
     decision, _ = decide(AUTO, observation(storming()), runtime({"a": 64}), TunerState(), NOW)
     plain = decision.to_dict()
-    assert plain["change"] == {"knob": "MaxActiveSeqs", "from": 64, "to": 5, "cost": "Live"}
+    assert plain["change"] == {"knob": "MaxActiveSeqs", "from": 64, "to": 6, "cost": "Live"}
     assert plain["reason"] == "PreemptionStorm"

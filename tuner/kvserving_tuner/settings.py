@@ -130,7 +130,7 @@ class CapRules(_Frozen):
     """A raise is allowed only if KV use predicted for after it stays below this."""
     confirmations: int = Field(default=3, ge=1)
     """Consecutive observations that must agree before a raise."""
-    fit_risk: float = Field(default=1e-3, gt=0, lt=0.5)
+    fit_risk: float = Field(default=0.05, gt=0, lt=0.5)
     """Accepted probability that sequences outgrow the cache, when computing how many fit."""
     fit_reserve: float = Field(default=0.05, ge=0, lt=1)
     """Share of the cache kept free in that computation."""

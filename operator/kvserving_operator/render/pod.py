@@ -25,6 +25,10 @@ LEAST_REQUESTS = {"cpu": "250m", "memory": "1Gi"}
 """Keeps an engine for which the user asked nothing out of the class of pods that get what is left
 of the CPU and are evicted first; what it really needs depends on the model."""
 
+KEEP_ALIVE_SECONDS = 620
+"""Longer than clients and load balancers keep an idle connection (Google's: 600 s). A server that
+closes first, as vLLM does after 5 s, loses the request that is just being sent on it."""
+
 
 def pod_template(ref: ServingRef, engine: Engine) -> dict[str, Any]:
     """Pod template with its own hash as a label, by which its pods are told from another's."""
@@ -45,6 +49,7 @@ def engine_environment(engine: Engine) -> list[dict[str, Any]]:
         "HOME": "/tmp",  # noqa: S108
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_SECONDS),
         "VLLM_CACHE_ROOT": f"{folder}/vllm",
         "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
         "TRITON_CACHE_DIR": f"{folder}/triton",

@@ -191,7 +191,7 @@ class _NotPrometheus(Exception):  # noqa: N818 - says what the other side is
 
 
 def brief(error: BaseException) -> str:
-    """An error in a few words: requests puts the whole query into its own, and the root has none."""
+    """An error in a few words; what requests says holds the whole query, its root does not."""
     if isinstance(error, requests.RequestException):
         while (cause := error.__cause__ or error.__context__) is not None:
             error = cause

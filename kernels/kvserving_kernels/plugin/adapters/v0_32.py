@@ -3,14 +3,17 @@
 What is relied on, apart from the documented plugin entry points: `EngineCore` utility methods,
 `Scheduler.max_num_active_reqs` (admission to the running set; never `max_num_running_reqs`, which
 sizes the runner's buffers), `OutputProcessor`'s statistics hooks, and
-`Platform.check_and_update_config`, which sees every configuration before an engine is built.
+`Platform.check_and_update_config`, which sees every configuration before an engine is built, and
+`SpinCondition`, by which processes wait for each other's messages.
 """
 
 import logging
+import os
 import time
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partialmethod
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -34,6 +37,9 @@ logger = logging.getLogger("vllm.kvserving")
 OWN_REQUEST_PREFIX: Final = "kvserving-ready-"
 """Ids of requests that are ours and must not show in users' statistics."""
 
+FEW_PROCESSORS: Final = 8
+"""Up to so many, a process that spins takes a noticeable share of what the model computes on."""
+
 _CACHE_SALT: Final = "kvserving-ready"
 # Every vocabulary has token 0, and a prompt of one token never fills a block to cache.
 _PROMPT_TOKEN_IDS: Final = (0,)
@@ -49,6 +55,8 @@ def install() -> None:
     EngineCore.kvserving_describe = _describe
     EngineCore.kvserving_apply = _apply
     _guard(current_platform)
+    if current_platform.is_cpu() and len(os.sched_getaffinity(0)) <= FEW_PROCESSORS:
+        _wait_without_spinning()
 
 
 def link(engine_client: Any) -> EngineLink:
@@ -68,6 +76,18 @@ def link(engine_client: Any) -> EngineLink:
 def probe(engine_client: Any) -> EngineProbe:
     """Watches an engine's outputs, and keeps our own requests out of its statistics."""
     return _Probe(engine_client)
+
+
+def _wait_without_spinning() -> None:
+    """Have engine core and worker sleep until a message comes.
+
+    vLLM's readers poll shared memory for a second after every message, which under load is always:
+    on two processors half of them wait for the other half. What it does after that second, waiting
+    for a notification, costs microseconds of a step that takes a CPU a hundred thousand.
+    """
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+
+    SpinCondition.__init__ = partialmethod(SpinCondition.__init__, busy_loop_s=0)
 
 
 class _Engine:
