@@ -36,8 +36,8 @@ class Sight:
         return sight.told(words) if decision.get("action") in ("Change", "Recommend") else sight
 
     def told(self, words: str) -> "Sight":
-        """Add a line to the log, once."""
-        if self.log and self.log[-1].endswith(words):
+        """Add a line to the log, once: a decision stands in the status until the next one."""
+        if any(line.endswith(words) for line in self.log):
             return self
         return replace(self, log=(*self.log, f"{time.strftime('%H:%M:%S')} {words}"))
 
