@@ -68,8 +68,7 @@ class Cluster:
     def ready(self) -> bool:
         """Whether it runs as this checkout would start it; then its volumes are looked after."""
         if self._same_configuration() and self._node.complete() and self.health().healthy:
-            self._maintain()
-            return True
+            return _succeeds(self._maintain)
         return False
 
     def up(self) -> None:
@@ -200,16 +199,23 @@ class Cluster:
         """Apply what every cluster has and wait until it works."""
         api = KubeApi(self._layout.kubeconfig)
         values = {"coredns_image": COREDNS_IMAGE, "dns_address": self._layout.network.dns_address}
-        for name in ("coredns.yaml", "storage-classes.yaml"):
+        documents = [
+            document
+            for name in ("coredns.yaml", "storage-classes.yaml")
             for document in split_documents(
                 Template((self._layout.manifests / name).read_text()).substitute(values)
-            ):
+            )
+        ]
+
+        def apply_all() -> None:
+            for document in (*documents, *volume_documents(self._layout)):
                 api.apply(document)
-        for document in volume_documents(self._layout):
-            api.apply(document)
+
+        # A server that has just called itself ready still drops connections at times.
+        self._wait("kube-apiserver", lambda: _succeeds(apply_all))
         self._wait("kubelet", lambda: self.health().node_ready)
         self._wait("kubelet", lambda: self.health().healthy)
-        self._maintain()
+        self._wait("kube-apiserver", lambda: _succeeds(self._maintain))
 
     def _maintain(self) -> None:
         freed = reclaim(KubeApi(self._layout.kubeconfig))
@@ -242,6 +248,17 @@ class Cluster:
         remove_made_folders(state)
         if state.exists():
             shutil.rmtree(state)
+
+
+def _succeeds(action: Callable[[], None]) -> bool:
+    """Do something with the API; False where it is worth another try."""
+    try:
+        action()
+    except ApiError as error:
+        if not error.passing:
+            raise
+        return False
+    return True
 
 
 def _condition(document: Any, kind: str) -> bool:

@@ -1,5 +1,7 @@
 """What can go wrong in the local cluster, each with a message a person can act on."""
 
+from http import HTTPStatus
+
 
 class LocalClusterError(Exception):
     """Base of every error this tool raises on purpose."""
@@ -24,6 +26,11 @@ class ApiError(LocalClusterError):
         """Keep the HTTP status (0 when no answer came) beside the message."""
         super().__init__(message)
         self.status = status
+
+    @property
+    def passing(self) -> bool:
+        """Whether the same call may succeed in a moment: no answer, or a server in trouble."""
+        return self.status in (0, HTTPStatus.TOO_MANY_REQUESTS) or self.status >= 500
 
 
 class NotReadyError(LocalClusterError):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localcluster.errors import ApiError
+from localcluster.errors import ApiError, LocalClusterError
 
 FIELD_MANAGER = "kvserving-localcluster"
 # Plural of each kind the manifests use, and whether it lives in a namespace.
@@ -43,7 +43,7 @@ class ObjectName:
     def path(self) -> str:
         """Path of the object below the server's address."""
         if self.kind not in KINDS:
-            raise ApiError(0, f"kind {self.kind}: expected one of {', '.join(KINDS)}")
+            raise LocalClusterError(f"kind {self.kind}: expected one of {', '.join(KINDS)}")
         plural, namespaced = KINDS[self.kind]
         base = (
             f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
@@ -74,7 +74,9 @@ def object_name(document: str) -> ObjectName:
 
     api_version, kind, name = find(r"^apiVersion: (\S+)$"), find(r"^kind: (\S+)$"), inside("name")
     if not (api_version and kind and name):
-        raise ApiError(0, f"manifest without apiVersion, kind or metadata.name:\n{document[:200]}")
+        raise LocalClusterError(
+            f"manifest without apiVersion, kind or metadata.name:\n{document[:200]}"
+        )
     return ObjectName(api_version, kind, name, inside("namespace"))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from localcluster.errors import ApiError
+from localcluster.errors import ApiError, LocalClusterError
 from localcluster.kubeapi import object_name, split_documents
 from localcluster.layout import REPOSITORY, Layout
 from localcluster.volumes import POOL_SIZE, released, volume_documents
@@ -41,10 +41,18 @@ def test_paths_follow_group_and_scope() -> None:
 
 
 def test_an_unknown_kind_and_a_nameless_object_are_refused() -> None:
-    with pytest.raises(ApiError, match="kind Pod: expected one of"):
+    with pytest.raises(LocalClusterError, match="kind Pod: expected one of"):
         _ = object_name("apiVersion: v1\nkind: Pod\nmetadata:\n  name: x\n").path
-    with pytest.raises(ApiError, match=r"without apiVersion, kind or metadata\.name"):
+    with pytest.raises(LocalClusterError, match=r"without apiVersion, kind or metadata\.name"):
         object_name("kind: Pod\n")
+
+
+@pytest.mark.parametrize(
+    ("status", "passing"),
+    [(0, True), (429, True), (500, True), (503, True), (403, False), (404, False), (422, False)],
+)
+def test_only_what_may_pass_is_worth_another_try(status: int, passing: bool) -> None:
+    assert ApiError(status, "").passing is passing
 
 
 def test_the_pools_have_volumes_of_both_classes_with_distinct_names() -> None:
