@@ -23,7 +23,7 @@ def local_values() -> dict[str, Any]:
     """
     return {
         "podAnnotations": {"kvserving.dev/source": source_hash()},
-        "resources": {"requests": {"cpu": "300m"}},
+        "resources": {"requests": {"cpu": "200m"}},
     }
 
 

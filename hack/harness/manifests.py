@@ -25,7 +25,7 @@ def tiny_serving(name: str, **spec: Any) -> dict[str, Any]:
         "tuning": {"mode": "Off"},
         "podTemplate": {
             # Without a request, Kubernetes gives a pod what all others leave of the processors.
-            "resources": {"requests": {"cpu": "400m", "memory": "1Gi"}},
+            "resources": {"requests": {"cpu": "250m", "memory": "1Gi"}},
             # Threads that spin while they wait take the processors from everything else here.
             "env": [{"name": "OMP_WAIT_POLICY", "value": "PASSIVE"}],
         },

@@ -64,8 +64,8 @@ def _container(engine: Mapping[str, Any], memory: str) -> dict[str, Any]:
 
 
 def _resources(memory: str) -> dict[str, Any]:
-    """Small and without devices: a scarce GPU is what the serving pods hold."""
-    return {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": memory}}
+    """So small that it finds room on a full node, and without devices: GPUs are what pods hold."""
+    return {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": memory}}
 
 
 def _harmless(volume: Mapping[str, Any]) -> Mapping[str, Any]:
