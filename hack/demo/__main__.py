@@ -30,15 +30,15 @@ def main() -> int:
     arguments = parser.parse_args()
     console = Console()
     try:
-        _run(console, arguments.phase_seconds)
+        with Kube() as kube:
+            _run(kube, console, arguments.phase_seconds)
     except HarnessError as error:
         console.print(f"[bold red]The demo stopped:[/] {error}")
         return 1
     return 0
 
 
-def _run(console: Console, phase_seconds: float) -> None:
-    kube = Kube()
+def _run(kube: Kube, console: Console, phase_seconds: float) -> None:
     manifest: dict[str, Any] = yaml.safe_load(MANIFEST.read_text())
     name, model = manifest["metadata"]["name"], manifest["spec"]["model"]["name"]
 

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import yaml
 
@@ -22,13 +22,21 @@ KVSERVING = "kvservings.kvserving.dev"
 
 
 class Kube:
-    """kubectl against one cluster, with JSON in and out."""
+    """kubectl against one cluster, with JSON in and out; to be closed."""
 
     def __init__(self, kubeconfig: str | None = None) -> None:
         """Use `kubeconfig`, or the file that the environment variable KUBECONFIG names."""
         self.kubeconfig = kubeconfig or os.environ["KUBECONFIG"]
         # kubectl remembers for minutes which kinds a server has; tests add and remove some.
         self._cache = tempfile.TemporaryDirectory(prefix="kubectl-cache-")
+
+    def __enter__(self) -> Self:
+        """Give itself."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Remove what kubectl remembered."""
+        self._cache.cleanup()
 
     def run(self, *args: str, stdin: str | None = None, timeout_seconds: float = 120) -> str:
         """Give the standard output of `kubectl ARGS`; raise CommandError where it fails."""

@@ -11,8 +11,9 @@ from harness.manifests import MODELS_CLAIM
 
 
 @pytest.fixture(scope="session")
-def kube() -> Kube:
-    return Kube()
+def kube() -> Iterator[Kube]:
+    with Kube() as kube:
+        yield kube
 
 
 @pytest.fixture(scope="session")
