@@ -1,4 +1,4 @@
-"""Shapes that all implementations take, checked once, and the views that they read pages through."""
+"""Shapes that all implementations take, and the view of pages that they work on."""
 
 from dataclasses import dataclass
 
@@ -74,9 +74,10 @@ def check_attend(
             f"got {list(query.shape)}"
         )
     sequences = batch.context_lengths.shape[0]
-    if batch.query_start.shape[0] != sequences + 1 or batch.block_table.shape[0] != sequences:
+    starts, tables = batch.query_start.shape[0], batch.block_table.shape[0]
+    if (starts, tables) != (sequences + 1, sequences):
         raise OperationError(
             f"batch: expected {sequences + 1} query offsets and {sequences} rows of blocks for "
-            f"{sequences} lengths, got {batch.query_start.shape[0]} and {batch.block_table.shape[0]}"
+            f"{sequences} lengths, got {starts} and {tables}"
         )
     return found

@@ -82,7 +82,8 @@ def read_block(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values [count, head_size] of the first tokens in a record, still rotated."""
     anchors = page.anchor_tokens
-    keys, values = [], []
+    keys: list[torch.Tensor] = []
+    values: list[torch.Tensor] = []
     center = torch.zeros(page.head_size)
     for place in range(count):
         if place == anchors and anchors:

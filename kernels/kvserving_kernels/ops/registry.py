@@ -108,7 +108,7 @@ def _why_not_triton(page: PageLayout, device: torch.device) -> str | None:
 
 
 def _triton() -> Operations:
-    from kvserving_kernels.ops.triton import TritonOperations
+    from kvserving_kernels.ops.triton_operations import TritonOperations
 
     return TritonOperations()
 
