@@ -105,9 +105,11 @@ class Cache:
             keys.append(torch.stack([key for key, _ in heads], 1))
             values.append(torch.stack([value for _, value in heads], 1))
         key, value = torch.cat(keys), torch.cat(values)
-        if self.page.layout.rotated:
-            key, value = rotate_back(key), rotate_back(value)
-        return key, value
+        layout = self.page.layout
+        return (
+            rotate_back(key) if layout.k_rotated else key,
+            rotate_back(value) if layout.v_rotated else value,
+        )
 
 
 def attention(

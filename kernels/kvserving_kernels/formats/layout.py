@@ -62,7 +62,8 @@ class Section:
 class KVLayout:
     """A format, before block size and head size are known.
 
-    `version` changes whenever the bytes of a record change their meaning, so that caches written
+    Rotated keys need rotated queries, rotated values an output that is rotated back
+    (`formats.rotation`). `version` changes whenever the bytes of a record change their meaning, so that caches written
     by another release are never read.
     """
 
@@ -70,7 +71,8 @@ class KVLayout:
     k_bits: int
     v_bits: int
     k_grouping: KGrouping
-    rotated: bool = False
+    k_rotated: bool = False
+    v_rotated: bool = False
     version: int = 1
 
     def anchor_tokens(self, block_size: int) -> int:
@@ -193,9 +195,11 @@ LAYOUTS: Final[dict[KVCacheDType, KVLayout]] = {
     layout.dtype: layout
     for layout in (
         KVLayout(KVCacheDType.INT8, 8, 8, KGrouping.PER_TOKEN),
-        KVLayout(KVCacheDType.K8V4, 8, 4, KGrouping.PER_TOKEN),
+        KVLayout(KVCacheDType.K8V4, 8, 4, KGrouping.PER_TOKEN, v_rotated=True),
         KVLayout(KVCacheDType.INT4, 4, 4, KGrouping.PER_CHANNEL),
-        KVLayout(KVCacheDType.INT4_HADAMARD, 4, 4, KGrouping.PER_CHANNEL, rotated=True),
+        KVLayout(
+            KVCacheDType.INT4_HADAMARD, 4, 4, KGrouping.PER_CHANNEL, k_rotated=True, v_rotated=True
+        ),
         KVLayout(KVCacheDType.INT2, 2, 2, KGrouping.PER_CHANNEL),
         KVLayout(KVCacheDType.K2V4, 2, 4, KGrouping.PER_CHANNEL),
     )

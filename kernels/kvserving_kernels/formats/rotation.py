@@ -1,4 +1,4 @@
-"""The rotation of `int4_hadamard`: random signs, then a Walsh-Hadamard transform per head.
+"""The rotation of some formats: random signs, then a Walsh-Hadamard transform per head.
 
 It spreads a channel of large values over all channels. It is orthogonal, so that rotated queries
 and keys have the same products; the output of rotated values is rotated back. It must follow the

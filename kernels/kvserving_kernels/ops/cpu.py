@@ -24,7 +24,7 @@ from kvserving_kernels.ops.records import (
     keys_and_values,
     rows,
 )
-from kvserving_kernels.ops.rotation import rotate, rotate_back
+from kvserving_kernels.ops.rotation import rotate, rotate_back, rotate_queries
 
 CHUNK_ELEMENTS: Final = 1 << 18
 """Codes unpacked at a time: 1 MiB of 32-bit floats, about the second-level cache of a core."""
@@ -50,8 +50,10 @@ class CPUOperations:
         if not len(slots):
             return
         key, value = sanitize(key, counters), sanitize(value, counters)
-        if page.layout.rotated:
-            key, value = rotate(key), rotate(value)
+        if page.layout.k_rotated:
+            key = rotate(key)
+        if page.layout.v_rotated:
+            value = rotate(value)
         blocks, places = slots // page.block_size, slots % page.block_size
         codes, words = encode(value, page.layout.v_bits)
         rows(page.v_codes, records)[blocks, :, places] = codes
@@ -73,7 +75,7 @@ class CPUOperations:
     ) -> torch.Tensor:
         """See `ops.registry.Operations.attend`."""
         records = check_attend(page, query, pages, batch)
-        queries = rotate(query) if page.layout.rotated else query.float()
+        queries = rotate_queries(query) if page.layout.k_rotated else query.float()
         output = torch.zeros_like(queries)
         counts = batch.query_start.diff()
         lengths = batch.context_lengths.tolist()
@@ -92,7 +94,7 @@ class CPUOperations:
             length = lengths[sequence]
             used = batch.block_table[sequence, : -(-length // page.block_size)]
             output[start:end] = _prefill(page, queries[start:end], records[used], length, scale)
-        return (rotate_back(output) if page.layout.rotated else output).to(query.dtype)
+        return (rotate_back(output) if page.layout.v_rotated else output).to(query.dtype)
 
 
 def _store_anchored(

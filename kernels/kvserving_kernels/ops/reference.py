@@ -44,8 +44,8 @@ class ReferenceOperations:
                 record = records[block, head]
                 k = _finite(key[token, head], counters)
                 v = _finite(value[token, head], counters)
-                if page.layout.rotated:
-                    k, v = rotate(k), rotate(v)
+                k = rotate(k) if page.layout.k_rotated else k
+                v = rotate(v) if page.layout.v_rotated else v
                 _write_key(page, record, place, k)
                 _write(page.v_codes, page.v_params, record, place, place, v, page.layout.v_bits)
 
@@ -60,8 +60,7 @@ class ReferenceOperations:
         """See `ops.registry.Operations.attend`."""
         records = check_attend(page, query, pages, batch)
         group = query.shape[1] // records.shape[1]
-        rotated = page.layout.rotated
-        queries = (rotate(query) if rotated else query.float()).double()
+        queries = (rotate(query) if page.layout.k_rotated else query.float()).double()
         output = torch.zeros_like(queries)
         starts = batch.query_start.tolist()
         for sequence, length in enumerate(batch.context_lengths.tolist()):
@@ -74,7 +73,7 @@ class ReferenceOperations:
                     seen = length - (end - 1 - token)
                     scores = queries[token, heads] @ keys[:seen].T * scale
                     output[token, heads] = scores.softmax(-1) @ values[:seen]
-        return (rotate_back(output) if rotated else output).to(query.dtype)
+        return (rotate_back(output) if page.layout.v_rotated else output).to(query.dtype)
 
 
 def read_block(

@@ -1,7 +1,7 @@
 """The rotation of `formats.rotation` for tensors.
 
-It is a sequence of additions in a fixed order for each vector: a matrix product would round in an
-order that depends on how many vectors there are, and the codes of a block with it.
+What is stored is rotated by additions in a fixed order: a matrix product would round in an order
+that depends on how many vectors there are, and the codes of a block with it.
 """
 
 from functools import cache
@@ -12,19 +12,9 @@ from kvserving_kernels.formats.rotation import block_of, signs
 
 
 def rotate(vectors: torch.Tensor) -> torch.Tensor:
-    """Rotated vectors [..., head_size] as 32-bit floats."""
+    """Rotated vectors [..., head_size] as 32-bit floats, rounded alike in any company."""
     size = vectors.shape[-1]
-    return _transform(vectors.float() * _signs(size, vectors.device))
-
-
-def rotate_back(vectors: torch.Tensor) -> torch.Tensor:
-    """The inverse of `rotate`, as 32-bit floats."""
-    size = vectors.shape[-1]
-    return _transform(vectors.float()) * _signs(size, vectors.device)
-
-
-def _transform(vectors: torch.Tensor) -> torch.Tensor:
-    size = vectors.shape[-1]
+    vectors = vectors.float() * _signs(size, vectors.device)
     block = block_of(size)
     half = 1
     while half < block:
@@ -35,6 +25,21 @@ def _transform(vectors: torch.Tensor) -> torch.Tensor:
     return vectors * block**-0.5
 
 
+def rotate_queries(queries: torch.Tensor) -> torch.Tensor:
+    """As `rotate`, by one product with a matrix: for what is not stored."""
+    return queries.float() @ _matrix(queries.shape[-1], queries.device)
+
+
+def rotate_back(vectors: torch.Tensor) -> torch.Tensor:
+    """The inverse of `rotate`, as 32-bit floats, by one product with a matrix."""
+    return vectors.float() @ _matrix(vectors.shape[-1], vectors.device).mT
+
+
 @cache
 def _signs(size: int, device: torch.device) -> torch.Tensor:
     return torch.tensor(signs(size), dtype=torch.float32, device=device)
+
+
+@cache
+def _matrix(size: int, device: torch.device) -> torch.Tensor:
+    return rotate(torch.eye(size, device=device))

@@ -7,7 +7,7 @@ import torch
 from kvserving_kernels.formats.layout import PageLayout
 from kvserving_kernels.ops.pages import Batch, check_attend, check_store
 from kvserving_kernels.ops.quantize import sanitize
-from kvserving_kernels.ops.rotation import rotate, rotate_back
+from kvserving_kernels.ops.rotation import rotate, rotate_back, rotate_queries
 from kvserving_kernels.ops.triton_attend import attend_rows
 from kvserving_kernels.ops.triton_store import ALL_PLACES, store_rows
 
@@ -39,8 +39,10 @@ class TritonOperations:
             real = (slots >= 0)[:, None, None]
             key, value = torch.where(real, key, 0), torch.where(real, value, 0)
         keys, values = sanitize(key, counters), sanitize(value, counters)
-        if page.layout.rotated:
-            keys, values = rotate(keys), rotate(values)
+        if page.layout.k_rotated:
+            keys = rotate(keys)
+        if page.layout.v_rotated:
+            values = rotate(values)
         everywhere = range(ALL_PLACES)
         bits = page.layout.v_bits
         store_rows(page, values, slots, records, page.v_codes, page.v_params, bits, everywhere, 0)
@@ -71,8 +73,9 @@ class TritonOperations:
         after = batch.query_start[1:][owners] - 1 - rows
         lengths = (batch.context_lengths[owners] - after).clamp(min=0)
         lengths = torch.where(beyond | (batch.context_lengths[owners] == 0), 0, lengths)
-        rotated = page.layout.rotated
-        queries = ((rotate(query) if rotated else query.float()) * scale).contiguous()
-        splits = max(1, min(MAXIMUM_SPLITS, PROGRAMS // (len(rows) * records.shape[1])))
+        queries = rotate_queries(query) if page.layout.k_rotated else query.float()
+        queries = (queries * scale).contiguous()
+        wanted = PROGRAMS // (len(rows) * records.shape[1])
+        splits = max(1, min(wanted, MAXIMUM_SPLITS, batch.block_table.shape[1]))
         output = attend_rows(page, queries, records, batch.block_table, owners, lengths, splits)
-        return (rotate_back(output) if rotated else output).to(query.dtype)
+        return (rotate_back(output) if page.layout.v_rotated else output).to(query.dtype)

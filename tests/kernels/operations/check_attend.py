@@ -31,7 +31,8 @@ def _expected(cache: Cache, query: torch.Tensor, length: int, blocks: list[int])
 
 
 @pytest.mark.parametrize(
-    ("head_size", "kv_heads", "group"), [(64, 1, 3), (32, 2, 1), (128, 1, 4), (256, 1, 8), (80, 1, 1)]
+    ("head_size", "kv_heads", "group"),
+    [(64, 1, 3), (32, 2, 1), (128, 1, 4), (256, 1, 8), (80, 1, 1)],
 )
 @every_implementation
 @every_format

@@ -134,7 +134,7 @@ def test_only_the_slots_are_written(dtype: KVCacheDType, implementation: Impleme
 def test_equal_values_are_kept(dtype: KVCacheDType, implementation: Implementation) -> None:
     cache = Cache.make(dtype, implementation, kv_heads=1, head_size=32)
     # Scales round up by a thirty-second at most; rotated, the values are no longer equal.
-    share = 0.35 if cache.page.layout.rotated else 0.04
+    share = 0.35 if cache.page.layout.v_rotated else 0.04
     for number in (0.0, 2.5, -3.0):
         key = torch.full((6, 1, 32), number)
         cache.store(key, key, [0])
