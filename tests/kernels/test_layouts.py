@@ -99,7 +99,7 @@ def test_a_rank_may_have_one_head_or_many() -> None:
 
 
 def test_most_of_a_low_bit_cache_is_low_bit() -> None:
-    shares = {dtype: layout.page(64, 64).low_bit_share for dtype, layout in LAYOUTS.items()}
+    shares = {dtype.value: layout.page(64, 64).low_bit_share for dtype, layout in LAYOUTS.items()}
     assert shares["int8"] == 0
     assert shares["k8v4"] == 0.5
     assert all(shares[dtype] == 0.9375 for dtype in ("int4", "int4_hadamard", "int2", "k2v4"))

@@ -37,6 +37,5 @@ def test_operations_conform(engine_python: str, selection: str, interpret: str) 
         "TRITON_INTERPRET": interpret,
     }
     ran = subprocess.run(command, env=environment, capture_output=True, text=True)
-    print(ran.stdout, ran.stderr)
-    assert ran.returncode == 0
+    assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "skipped" not in ran.stdout

@@ -63,8 +63,8 @@ class KVLayout:
     """A format, before block size and head size are known.
 
     Rotated keys need rotated queries, rotated values an output that is rotated back
-    (`formats.rotation`). `version` changes whenever the bytes of a record change their meaning, so that caches written
-    by another release are never read.
+    (`formats.rotation`). `version` changes whenever the bytes of a record change their meaning, so
+    that caches written by another release are never read.
     """
 
     dtype: KVCacheDType

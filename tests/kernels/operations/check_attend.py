@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from kernelkit import IMPLEMENTATIONS, Cache, attention, random_tokens, tokens_of
 
+from kernelkit import IMPLEMENTATIONS, Cache, attention, random_tokens, tokens_of
 from kvserving_kernels.errors import OperationError
 from kvserving_kernels.formats import LAYOUTS, KVCacheDType
 from kvserving_kernels.ops.registry import Implementation
@@ -119,7 +119,7 @@ def test_poisoned_codes_change_the_output(
 def test_a_mixed_batch_equals_each_sequence_alone(
     dtype: KVCacheDType, implementation: Implementation
 ) -> None:
-    # A decode step, a whole prompt, padding of length zero, a chunk behind a prefix, one more decode.
+    # A decode step, a whole prompt, padding of length zero, a chunk behind a prefix, a decode step.
     sequences = [(1, 40, [1, 3]), (3, 3, [5]), (1, 0, [0]), (2, 34, [7, 6]), (1, 9, [2])]
     cache = Cache.make(dtype, implementation, kv_heads=1, head_size=32)
     for seed, (_, length, blocks) in enumerate(sequences):

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 import torch
+
 from kernelkit import IMPLEMENTATIONS, Cache, random_tokens, tokens_of
 from kernelkit.cache import PADDING, POISON
-
 from kvserving_kernels.errors import OperationError
 from kvserving_kernels.formats import LAYOUTS, KVCacheDType
 from kvserving_kernels.formats.parameters import MAXIMUM_VALUE
