@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from kvserving_kernels.errors import OperationError
-from kvserving_kernels.formats.layout import PageLayout
+from kvserving_kernels.formats.layout import ALIGNMENT_BYTES, PageLayout
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ def records(pages: torch.Tensor, page: PageLayout) -> torch.Tensor:
     """Records [blocks, kv_heads, record_bytes] of uint8 pages [blocks, kv_heads, tokens, bytes].
 
     Pages may be padded and strided in any way between records; the bytes of one record must be
-    adjacent. A view, never a copy. OperationError where the pages do not fit the layout.
+    adjacent and start at a multiple of 16 bytes. A view, never a copy. OperationError where the
+    pages do not fit the layout.
     """
     expected = (page.block_size, page.bytes_per_token)
     if pages.dtype is not torch.uint8 or pages.dim() != 4 or tuple(pages.shape[2:]) != expected:
@@ -39,6 +40,11 @@ def records(pages: torch.Tensor, page: PageLayout) -> torch.Tensor:
         raise OperationError(
             "pages: expected the bytes of a block and KV head to be adjacent (strides "
             f"{page.bytes_per_token}, 1), got strides {pages.stride(2)}, {pages.stride(3)}"
+        )
+    if any(stride % ALIGNMENT_BYTES for stride in pages.stride()[:2]):
+        raise OperationError(
+            f"pages: expected blocks and KV heads to start at multiples of {ALIGNMENT_BYTES} bytes, "
+            f"got strides {pages.stride(0)} and {pages.stride(1)}"
         )
     return pages.flatten(2)
 

@@ -98,8 +98,8 @@ def _decode(section: Section, records: torch.Tensor, words: torch.Tensor, bits: 
 
 
 def _words(section: Section, records: torch.Tensor) -> torch.Tensor:
-    raw = rows(section, records).int()
-    return raw[..., 0] | raw[..., 1] << 8
+    raw = records[..., section.offset_bytes : section.end_bytes]
+    return raw.view(torch.int16).int() & 0xFFFF
 
 
 def _word_bytes(words: torch.Tensor) -> torch.Tensor:

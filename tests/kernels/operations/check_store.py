@@ -196,3 +196,6 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
     mixed = cache.pages.transpose(1, 2).contiguous().transpose(1, 2)
     with pytest.raises(OperationError, match="to be adjacent"):
         cache.operations.store(cache.page, key, value, mixed, slots)
+    odd = Cache.make("int8", Implementation.CPU, padding_bytes=4).pages
+    with pytest.raises(OperationError, match="to start at multiples of 16 bytes"):
+        cache.operations.store(cache.page, key, value, odd, slots)
