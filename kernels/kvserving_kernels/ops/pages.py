@@ -43,7 +43,7 @@ def records(pages: torch.Tensor, page: PageLayout) -> torch.Tensor:
         )
     if any(stride % ALIGNMENT_BYTES for stride in pages.stride()[:2]):
         raise OperationError(
-            f"pages: expected blocks and KV heads to start at multiples of {ALIGNMENT_BYTES} bytes, "
+            f"pages: expected blocks and heads to start at multiples of {ALIGNMENT_BYTES} bytes, "
             f"got strides {pages.stride(0)} and {pages.stride(1)}"
         )
     return pages.flatten(2)
