@@ -3,9 +3,10 @@
 The *record* of a (block, KV head) pair holds everything that is needed to read it: codes and their
 parameters. Nothing about it is kept elsewhere, so that a block may be shared, copied or moved.
 
-A format whose keys are per channel keeps the first tokens of a block, its *anchors*, in 8 bits.
-Their mean is the center of each channel for the rest of the block (docs/decisions/0005). The codes
-of a token depend on itself and on the anchors before it, and are never rewritten.
+A format whose keys are per channel keeps the first tokens of a block, its *anchors*, in 8 bits. The
+rest is cut into *runs* of as many tokens, and the keys of a run are stored less its *center*: for
+each channel, the mean of the stored keys of the run before (docs/decisions/0005). The codes of a
+token depend on itself and on earlier tokens of the block, and are never rewritten.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ ANCHOR_SHARE: Final = 8
 """One of so many tokens of a block is an anchor: fewer give a noisier center, more cost bytes."""
 
 MAXIMUM_ANCHORS: Final = 16
-"""More anchors no longer make the center better, because keys drift along a block."""
+"""A longer run no longer makes a center better, because keys drift along a block."""
 
 PARAMETER_BYTES: Final = 2
 """One 16-bit word per token and per K or V: `formats.parameters` says what is in it."""

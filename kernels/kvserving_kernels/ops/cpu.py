@@ -17,12 +17,12 @@ from kvserving_kernels.ops.quantize import sanitize
 from kvserving_kernels.ops.records import (
     Coded,
     anchor_keys,
-    center,
     coded_keys,
     coded_values,
     encode,
     keys_and_values,
     rows,
+    stored_centers,
 )
 from kvserving_kernels.ops.rotation import rotate, rotate_back, rotate_queries
 
@@ -113,12 +113,23 @@ def _store_anchored(
         rows(page.k_anchors, records)[blocks[early], :, places[early]] = codes
         words_view[blocks[early], :, places[early]] = words
     late = ~early
-    if late.any():
-        touched, which = blocks[late].unique(return_inverse=True)
-        centers = center(anchor_keys(page, records.index_select(0, touched)).values())
-        codes, words = encode(key[late] - centers[which], page.layout.k_bits)
-        rows(page.k_codes, records)[blocks[late], :, places[late] - page.anchor_tokens] = codes
-        words_view[blocks[late], :, places[late]] = words
+    if not late.any():
+        return
+    key, blocks, places = key[late], blocks[late], places[late]
+    # A run needs the codes of the run before it. So each block's first run goes first, then each
+    # block's second run, and so on; a decode step is one such wave.
+    runs = places // page.anchor_tokens
+    _, which = blocks.unique(return_inverse=True)
+    first = runs.new_full((int(which.max()) + 1,), page.block_size)
+    waves = runs - first.scatter_reduce_(0, which, runs, "amin")[which]
+    for wave in range(int(waves.max()) + 1):
+        now = waves == wave
+        touched, which = blocks[now].unique(return_inverse=True)
+        centers = stored_centers(page, records.index_select(0, touched))
+        centered = key[now] - centers[which, :, runs[now] - 1]
+        codes, words = encode(centered, page.layout.k_bits)
+        rows(page.k_codes, records)[blocks[now], :, places[now] - page.anchor_tokens] = codes
+        words_view[blocks[now], :, places[now]] = words
 
 
 def _prefill(
@@ -197,8 +208,10 @@ def _scores(page: PageLayout, queries: torch.Tensor, records: torch.Tensor) -> t
         return late
     anchors = anchor_keys(page, records)
     early = _products(queries, anchors)
-    # Products with the center are the mean of products with the anchors.
-    late += early.mean(-1, keepdim=True)
+    # The product with a center is the sum of the means of products over all runs before.
+    runs = late.unflatten(-1, (-1, page.anchor_tokens))
+    means = torch.cat((early.mean(-1, keepdim=True), runs[..., :-1, :].mean(-1)), -1)
+    runs += means.cumsum(-1)[..., None]
     return torch.cat((early, late), -1)
 
 

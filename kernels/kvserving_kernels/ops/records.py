@@ -67,14 +67,23 @@ def coded_values(page: PageLayout, records: torch.Tensor) -> Coded:
     return _decode(page.v_codes, records, _words(page.v_params, records), page.layout.v_bits)
 
 
-def center(anchors: torch.Tensor) -> torch.Tensor:
-    """Center [..., channels] of a block, from its anchors [..., anchors, channels]."""
-    # One by one, because a sum's own order may depend on the shape.
-    first, *others = anchors.unbind(-2)
-    total = first.clone()
-    for anchor in others:
-        total += anchor
-    return total / anchors.shape[-2]
+def centers(page: PageLayout, anchors: torch.Tensor, late: torch.Tensor) -> torch.Tensor:
+    """Centers [..., runs - 1, channels] of all runs of tokens but the first.
+
+    `anchors` [..., run, channels] are the first run, `late` [..., tokens, channels] the others less
+    their centers. A center is the mean of the run before; what lies behind it does not matter.
+    """
+    size = page.anchor_tokens
+    means = [_mean(anchors), *_mean(late.unflatten(-2, (-1, size))).unbind(-2)]
+    found = [means[0]]
+    for mean in means[1:-1]:
+        found.append(found[-1] + mean)
+    return torch.stack(found, -2)
+
+
+def stored_centers(page: PageLayout, records: torch.Tensor) -> torch.Tensor:
+    """The `centers` of records [..., record_bytes]."""
+    return centers(page, anchor_keys(page, records).values(), coded_keys(page, records).values())
 
 
 def keys_and_values(page: PageLayout, records: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -85,9 +94,19 @@ def keys_and_values(page: PageLayout, records: torch.Tensor) -> tuple[torch.Tens
     keys = coded_keys(page, records).values()
     if page.anchor_tokens:
         anchors = anchor_keys(page, records).values()
-        keys += center(anchors)[..., None, :]
-        keys = torch.cat((anchors, keys), -2)
+        runs = keys.unflatten(-2, (-1, page.anchor_tokens))
+        runs = runs + centers(page, anchors, keys)[..., None, :]
+        keys = torch.cat((anchors, runs.flatten(-3, -2)), -2)
     return keys, coded_values(page, records).values()
+
+
+def _mean(rows: torch.Tensor) -> torch.Tensor:
+    # One by one, because a sum's own order may depend on the shape.
+    first, *others = rows.unbind(-2)
+    total = first.clone()
+    for row in others:
+        total += row
+    return total / rows.shape[-2]
 
 
 def _decode(section: Section, records: torch.Tensor, words: torch.Tensor, bits: int) -> Coded:

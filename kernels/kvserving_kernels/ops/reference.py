@@ -83,20 +83,37 @@ def read_block(
     anchors = page.anchor_tokens
     keys: list[torch.Tensor] = []
     values: list[torch.Tensor] = []
-    center = torch.zeros(page.head_size)
     for place in range(count):
-        if place == anchors and anchors:
-            center = _sum(keys) / anchors
+        if anchors and place % anchors == 0:
+            center = _center(page, record, place)
         if place < anchors:
             key = _read_row(page.k_anchors, page.k_params, record, place, place, 8)
         else:
-            row = place - anchors
-            bits = page.layout.k_bits
-            key = _read_row(page.k_codes, page.k_params, record, row, place, bits) + center
+            key = _read_late(page, record, place)
+            key = key + center if anchors else key
         keys.append(key)
         bits = page.layout.v_bits
         values.append(_read_row(page.v_codes, page.v_params, record, place, place, bits))
     return torch.stack(keys), torch.stack(values)
+
+
+def _center(page: PageLayout, record: torch.Tensor, place: int) -> torch.Tensor:
+    """What is taken off the key at a place: the means of all runs before, each less its center."""
+    anchors = page.anchor_tokens
+    total = torch.zeros(page.head_size)
+    for start in range(0, place - place % anchors, anchors):
+        run = range(start, start + anchors)
+        if start == 0:
+            rows = [_read_row(page.k_anchors, page.k_params, record, i, i, 8) for i in run]
+        else:
+            rows = [_read_late(page, record, i) for i in run]
+        total = total + _sum(rows) / anchors
+    return total
+
+
+def _read_late(page: PageLayout, record: torch.Tensor, place: int) -> torch.Tensor:
+    row = place - page.anchor_tokens
+    return _read_row(page.k_codes, page.k_params, record, row, place, page.layout.k_bits)
 
 
 def _read(
@@ -117,7 +134,7 @@ def _write_key(page: PageLayout, record: torch.Tensor, place: int, key: torch.Te
         _write(page.k_anchors, page.k_params, record, place, place, key, 8)
         return
     if anchors:
-        key = key - _sum(list(read_block(page, record, anchors)[0])) / anchors
+        key = key - _center(page, record, place)
     row = place - anchors
     _write(page.k_codes, page.k_params, record, row, place, key, page.layout.k_bits)
 

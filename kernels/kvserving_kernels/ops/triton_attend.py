@@ -1,8 +1,8 @@
 """Triton kernel of attention over coded keys and values, split over the blocks of a sequence.
 
 One program takes the query heads of one KV head and one query token, and a share of the blocks.
-Scales and zero points are folded into scores and probabilities, the center of a block into one
-product per query head.
+Scales and zero points are folded into scores and probabilities, the center of a run into one number
+per query head.
 """
 
 import torch
@@ -130,14 +130,13 @@ def attend_kernel(
         block = tl.load(block_table + owner * table_stride + index).to(tl.int64)
         record = records + block * block_stride + head * record_stride
         left = length - index * BLOCK
-        offset = tl.zeros([GROUP_LANES], tl.float32)
         if ANCHORS > 0:
             tokens = tl.arange(0, 16)
             valid = (tokens < ANCHORS) & (tokens < left)
             codes = load_codes(record, tokens, valid, HEAD, LANES, 8)
             scales = symmetric_scale(load_words(record + K_WORDS, tokens, valid))
             scores = tl.dot(query, tl.trans(codes), input_precision="ieee") * scales[None, :]
-            # The product with the center is the mean of those with the anchors.
+            # The product with a center is the sum of the means of products over all runs before.
             offset = tl.sum(scores, 1) / ANCHORS
             top, total, sum_ = _take(
                 scores,
@@ -153,36 +152,85 @@ def attend_kernel(
                 V_CODES,
                 V_WORDS,
             )
-        for start in tl.static_range(ANCHORS, BLOCK, TILE):
-            tokens = start + tl.arange(0, TILE)
-            valid = (tokens < BLOCK) & (tokens < left)
-            codes = load_codes(record + K_CODES, tokens - ANCHORS, valid, HEAD, LANES, K_BITS)
-            words = load_words(record + K_WORDS, tokens, valid)
-            scores = tl.dot(query, tl.trans(codes), input_precision="ieee")
-            if K_BITS == 8:
-                scores = scores * symmetric_scale(words)[None, :]
-            else:
-                scores -= query_sum[:, None] * affine_zero_point(words, K_BITS)[None, :]
-                scores = scores * affine_scale(words)[None, :] + offset[:, None]
-            top, total, sum_ = _take(
-                scores,
-                record,
-                tokens,
-                valid,
-                top,
-                total,
-                sum_,
-                HEAD,
-                LANES,
-                V_BITS,
-                V_CODES,
-                V_WORDS,
-            )
+            for run in range(1, tl.cdiv(tl.minimum(left, BLOCK), ANCHORS)):
+                tokens = run * ANCHORS + tl.arange(0, 16)
+                valid = (tl.arange(0, 16) < ANCHORS) & (tokens < left)
+                scores = _affine_scores(
+                    query,
+                    query_sum,
+                    record,
+                    tokens,
+                    valid,
+                    ANCHORS,
+                    HEAD,
+                    LANES,
+                    K_BITS,
+                    K_CODES,
+                    K_WORDS,
+                )
+                top, total, sum_ = _take(
+                    scores + offset[:, None],
+                    record,
+                    tokens,
+                    valid,
+                    top,
+                    total,
+                    sum_,
+                    HEAD,
+                    LANES,
+                    V_BITS,
+                    V_CODES,
+                    V_WORDS,
+                )
+                offset += tl.sum(scores, 1) / ANCHORS
+        else:
+            for start in range(0, tl.minimum(left, BLOCK), TILE):
+                tokens = start + tl.arange(0, TILE)
+                valid = (tokens < BLOCK) & (tokens < left)
+                codes = load_codes(record + K_CODES, tokens, valid, HEAD, LANES, K_BITS)
+                scales = symmetric_scale(load_words(record + K_WORDS, tokens, valid))
+                scores = tl.dot(query, tl.trans(codes), input_precision="ieee") * scales[None, :]
+                top, total, sum_ = _take(
+                    scores,
+                    record,
+                    tokens,
+                    valid,
+                    top,
+                    total,
+                    sum_,
+                    HEAD,
+                    LANES,
+                    V_BITS,
+                    V_CODES,
+                    V_WORDS,
+                )
 
     place = heads * splits + split
     tl.store(tops + place, top, mask=members < GROUP)
     tl.store(totals + place, total, mask=members < GROUP)
     tl.store(sums + place[:, None] * HEAD + lanes[None, :], sum_, mask=inside)
+
+
+@triton.jit
+def _affine_scores(
+    query,
+    query_sum,
+    record,
+    tokens,
+    valid,
+    ANCHORS: tl.constexpr,
+    HEAD: tl.constexpr,
+    LANES: tl.constexpr,
+    BITS: tl.constexpr,
+    CODES: tl.constexpr,
+    WORDS: tl.constexpr,
+):
+    """Products of queries with keys less their center; zero where not valid."""
+    codes = load_codes(record + CODES, tokens - ANCHORS, valid, HEAD, LANES, BITS)
+    words = load_words(record + WORDS, tokens, valid)
+    products = tl.dot(query, tl.trans(codes), input_precision="ieee")
+    products -= query_sum[:, None] * affine_zero_point(words, BITS)[None, :]
+    return products * affine_scale(words)[None, :]
 
 
 @triton.jit

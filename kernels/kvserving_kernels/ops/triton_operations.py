@@ -50,8 +50,11 @@ class TritonOperations:
         if anchors:
             early = range(anchors)
             store_rows(page, keys, slots, records, page.k_anchors, page.k_params, 8, early, 0)
-        late = range(anchors, ALL_PLACES)
-        store_rows(page, keys, slots, records, page.k_codes, page.k_params, bits, late, anchors)
+        # A run needs the codes of the run before it, so each is a launch.
+        step = anchors or page.block_size
+        for first in range(anchors, page.block_size, step):
+            run = range(first, first + step)
+            store_rows(page, keys, slots, records, page.k_codes, page.k_params, bits, run, anchors)
 
     def attend(
         self,

@@ -15,7 +15,12 @@ from kvserving_kernels.formats.parameters import (
     ZERO_POINT_BITS,
     ZERO_POINT_MAXIMUM,
 )
-from kvserving_kernels.ops.triton_codes import affine_scale, load_words, symmetric_scale
+from kvserving_kernels.ops.triton_codes import (
+    affine_scale,
+    affine_zero_point,
+    load_words,
+    symmetric_scale,
+)
 
 _BIAS = tl.constexpr(SCALE_BIAS)
 _SCALE_MAXIMUM = tl.constexpr(SCALE_MAXIMUM)
@@ -44,7 +49,8 @@ def store_rows(
 ) -> None:
     """Write vectors [tokens, kv_heads, channels] of 32-bit floats with places in the given range.
 
-    With `anchors`, the center of so many anchors at the start of the record is taken off first.
+    With `anchors`, the center of the token's run of so many tokens is taken off first; the runs
+    before it must have been stored.
     """
     store_kernel[(vectors.shape[0], vectors.shape[1])](
         vectors,
@@ -54,10 +60,10 @@ def store_rows(
         vectors.stride(1),
         records.stride(0),
         records.stride(1),
+        places.start,
+        places.stop,
         BLOCK=page.block_size,
         HEAD=page.head_size,
-        FIRST=places.start,
-        END=places.stop,
         CODES=codes.offset_bytes,
         ROW_BYTES=codes.row_bytes,
         LANES=triton.next_power_of_2(codes.row_bytes),
@@ -76,10 +82,10 @@ def store_kernel(
     head_stride,
     block_stride,
     record_stride,
+    first,
+    end,
     BLOCK: tl.constexpr,
     HEAD: tl.constexpr,
-    FIRST: tl.constexpr,
-    END: tl.constexpr,
     CODES: tl.constexpr,
     ROW_BYTES: tl.constexpr,
     LANES: tl.constexpr,
@@ -87,20 +93,33 @@ def store_kernel(
     BITS: tl.constexpr,
     ANCHORS: tl.constexpr,
 ):
-    """Write the vector of one token and KV head, if its place is in [FIRST, END)."""
+    """Write the vector of one token and KV head, if its place is in [first, end)."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     slot = tl.load(slots + token).to(tl.int64)
     place = slot % BLOCK
-    if (slot >= 0) & (place >= FIRST) & (place < END):
+    if (slot >= 0) & (place >= first) & (place < end):
         record = records + (slot // BLOCK) * block_stride + head * record_stride
         source = vectors + token * token_stride + head * head_stride
-        codes = record + CODES + (place - FIRST) * ROW_BYTES
+        codes = record + CODES + (place - ANCHORS) * ROW_BYTES
         word = (record + WORDS).to(tl.pointer_type(tl.uint16)) + place
         if BITS == 8:
             _write_symmetric(source, codes, word, ROW_BYTES, LANES)
         else:
-            _write_affine(source, record, codes, word, HEAD, ROW_BYTES, LANES, WORDS, BITS, ANCHORS)
+            _write_affine(
+                source,
+                record,
+                place,
+                codes,
+                word,
+                HEAD,
+                ROW_BYTES,
+                LANES,
+                CODES,
+                WORDS,
+                BITS,
+                ANCHORS,
+            )
 
 
 @triton.jit
@@ -121,11 +140,13 @@ def _write_symmetric(source, codes, word, WIDTH: tl.constexpr, LANES: tl.constex
 def _write_affine(
     source,
     record,
+    place,
     codes,
     word,
     HEAD: tl.constexpr,
     WIDTH: tl.constexpr,
     LANES: tl.constexpr,
+    SECTION: tl.constexpr,
     WORDS: tl.constexpr,
     BITS: tl.constexpr,
     ANCHORS: tl.constexpr,
@@ -139,7 +160,8 @@ def _write_affine(
     inside = tl.broadcast_to((lanes < WIDTH)[None, :], channels.shape)
     values = tl.load(source + channels, mask=inside, other=0.0)
     if ANCHORS > 0:
-        center = _center(record, channels, inside, HEAD, WORDS, ANCHORS)
+        run = place // ANCHORS
+        center = _center(record, run, channels, inside, HEAD, WIDTH, SECTION, WORDS, BITS, ANCHORS)
         values = tl.where(inside, values - center, 0.0)
     # Lanes beyond the width hold zero, which is always inside the range.
     low = tl.minimum(tl.min(values), 0.0)
@@ -161,13 +183,33 @@ def _write_affine(
 
 @triton.jit
 def _center(
-    record, channels, inside, HEAD: tl.constexpr, WORDS: tl.constexpr, ANCHORS: tl.constexpr
+    record,
+    run,
+    channels,
+    inside,
+    HEAD: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CODES: tl.constexpr,
+    WORDS: tl.constexpr,
+    BITS: tl.constexpr,
+    ANCHORS: tl.constexpr,
 ):
-    """Center [parts, lanes] of the anchors at the start of a record."""
-    anchors = tl.arange(0, 16)
-    valid = anchors < ANCHORS
-    places = record + anchors[:, None, None] * HEAD + channels[None, :, :]
-    raw = tl.load(places, mask=valid[:, None, None] & inside[None, :, :], other=0)
-    scales = symmetric_scale(load_words(record + WORDS, anchors, valid))
-    codes = raw.to(tl.int8, bitcast=True).to(tl.float32)
-    return tl.div_rn(tl.sum(codes * scales[:, None, None], 0), ANCHORS * 1.0)
+    """Center [parts, lanes] of a run: the means of all runs before, each less its center."""
+    members = tl.arange(0, 16)
+    valid = members < ANCHORS
+    mask = valid[:, None, None] & inside[None, :, :]
+    raw = tl.load(record + members[:, None, None] * HEAD + channels[None, :, :], mask=mask, other=0)
+    scales = symmetric_scale(load_words(record + WORDS, members, valid))
+    values = raw.to(tl.int8, bitcast=True).to(tl.float32) * scales[:, None, None]
+    center = tl.div_rn(tl.sum(values, 0), ANCHORS * 1.0)
+    for before in range(1, run):
+        tokens = before * ANCHORS + members
+        rows = record + CODES + (tokens - ANCHORS)[:, None, None] * WIDTH
+        raw = tl.load(rows + (channels % WIDTH)[None, :, :], mask=mask, other=0).to(tl.int32)
+        shifts = (channels // WIDTH * BITS)[None, :, :]
+        words = load_words(record + WORDS, tokens, valid)
+        codes = ((raw >> shifts) & ((1 << BITS) - 1)).to(tl.float32)
+        values = codes - affine_zero_point(words, BITS)[:, None, None]
+        values = tl.where(mask, values * affine_scale(words)[:, None, None], 0.0)
+        center += tl.div_rn(tl.sum(values, 0), ANCHORS * 1.0)
+    return center
