@@ -13,6 +13,18 @@ class UnsupportedKVDTypeError(KVServingError):
     """The engine was started with a KV dtype that this machine or engine cannot store rightly."""
 
 
+class LayoutError(KVServingError):
+    """A KV format cannot be laid out with the given block size or head size."""
+
+
+class OperationError(KVServingError):
+    """Tensors handed to an operation on the KV cache do not fit its page layout or each other."""
+
+
+class NoImplementationError(KVServingError):
+    """No implementation of the KV operations can run with this device and format."""
+
+
 class RuntimeUnavailableError(KVServingError):
     """The engine core cannot be asked at the moment, or at all in this deployment."""
 

@@ -1,0 +1,121 @@
+"""Which implementation of the KV operations runs where."""
+
+import logging
+import os
+from collections.abc import Callable
+from enum import StrEnum
+from importlib.util import find_spec
+from typing import Final, Protocol
+
+import torch
+
+from kvserving_kernels.errors import NoImplementationError
+from kvserving_kernels.formats.layout import PageLayout
+from kvserving_kernels.ops.cpu import CPUOperations
+from kvserving_kernels.ops.pages import Batch
+from kvserving_kernels.ops.reference import ReferenceOperations
+
+logger: Final = logging.getLogger(__name__)
+
+
+class Operations(Protocol):
+    """Store and attend on pages [blocks, kv_heads, block_size, bytes_per_token] of uint8."""
+
+    def store(
+        self,
+        page: PageLayout,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        pages: torch.Tensor,
+        slots: torch.Tensor,
+        counters: torch.Tensor | None = None,
+    ) -> None:
+        """Write keys and values [tokens, kv_heads, head_size] into their slots.
+
+        A slot is block * block_size + place; negative slots are padding. The tokens of a block
+        must be stored in the order of their places, in one call or many. `counters` [2] are added
+        to (`ops.quantize.new_counters`).
+        """
+
+    def attend(
+        self,
+        page: PageLayout,
+        query: torch.Tensor,
+        pages: torch.Tensor,
+        batch: Batch,
+        scale: float,
+    ) -> torch.Tensor:
+        """Causal attention [tokens, heads, head_size] of queries to what is stored, in their dtype.
+
+        The tokens of the queries themselves must have been stored before.
+        """
+
+
+class Implementation(StrEnum):
+    """Names of the implementations; AUTO takes the fastest that can run."""
+
+    AUTO = "auto"
+    REFERENCE = "reference"
+    CPU = "cpu"
+    TRITON = "triton"
+
+
+def why_not(implementation: Implementation, page: PageLayout, device: torch.device) -> str | None:
+    """Reason why an implementation cannot serve a layout on a device, or None where it can."""
+    if implementation is Implementation.CPU and device.type != "cpu":
+        return f"it runs on CPUs only, and the pages are on {device}"
+    if implementation is Implementation.TRITON:
+        return _why_not_triton(page, device)
+    return None
+
+
+def select(
+    page: PageLayout,
+    device: torch.device | str,
+    implementation: Implementation = Implementation.AUTO,
+) -> Operations:
+    """Operations for a layout on a device.
+
+    Each implementation that is passed over is logged with its reason. NoImplementationError where
+    the one asked for cannot run; AUTO never falls back to the reference, which is too slow to
+    serve.
+    """
+    device = torch.device(device)
+    automatic = implementation is Implementation.AUTO
+    candidates = _BY_PREFERENCE if automatic else (implementation,)
+    reasons = []
+    for candidate in candidates:
+        reason = why_not(candidate, page, device)
+        if reason is None:
+            logger.info("KV operations for %s on %s: %s", page.layout.dtype, device, candidate)
+            return _MAKERS[candidate]()
+        reasons.append(f"{candidate}: {reason}")
+        logger.info("KV operations for %s not by %s", page.layout.dtype, reasons[-1])
+    raise NoImplementationError(
+        f"no KV operations for {page.layout.dtype} on {device}: {'; '.join(reasons)}"
+    )
+
+
+def _why_not_triton(page: PageLayout, device: torch.device) -> str | None:
+    if find_spec("triton") is None:
+        return "the package triton is not installed"
+    if device.type == "cuda":
+        return None
+    # Triton itself reads the variable when it is imported.
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return f"it needs a CUDA device or TRITON_INTERPRET=1, and the pages are on {device}"
+    return None
+
+
+def _triton() -> Operations:
+    from kvserving_kernels.ops.triton_operations import TritonOperations
+
+    return TritonOperations()
+
+
+_BY_PREFERENCE: Final = (Implementation.TRITON, Implementation.CPU)
+_MAKERS: Final[dict[Implementation, Callable[[], Operations]]] = {
+    Implementation.REFERENCE: ReferenceOperations,
+    Implementation.CPU: CPUOperations,
+    Implementation.TRITON: _triton,
+}

@@ -1,0 +1,84 @@
+"""Store and attend by Triton kernels, on a GPU or in Triton's interpreter."""
+
+from typing import Final
+
+import torch
+
+from kvserving_kernels.formats.layout import PageLayout
+from kvserving_kernels.ops.pages import Batch, check_attend, check_store
+from kvserving_kernels.ops.quantize import sanitize
+from kvserving_kernels.ops.rotation import rotate, rotate_back, rotate_queries
+from kvserving_kernels.ops.triton_attend import attend_rows
+from kvserving_kernels.ops.triton_store import ALL_PLACES, store_rows
+
+PROGRAMS: Final = 512
+"""Programs to aim at: about four on each of the 132 multiprocessors of an H200."""
+
+MAXIMUM_SPLITS: Final = 32
+"""More shares of one sequence cost more to merge than they gain."""
+
+
+class TritonOperations:
+    """The Triton implementation; never waits for the device, and reads no length on the host."""
+
+    def store(
+        self,
+        page: PageLayout,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        pages: torch.Tensor,
+        slots: torch.Tensor,
+        counters: torch.Tensor | None = None,
+    ) -> None:
+        """See `ops.registry.Operations.store`."""
+        records = check_store(page, key, value, pages, slots)
+        if not len(slots):
+            return
+        if counters is not None:
+            # Padding is not to be counted, and its content is not defined.
+            real = (slots >= 0)[:, None, None]
+            key, value = torch.where(real, key, 0), torch.where(real, value, 0)
+        keys, values = sanitize(key, counters), sanitize(value, counters)
+        if page.layout.k_rotated:
+            keys = rotate(keys)
+        if page.layout.v_rotated:
+            values = rotate(values)
+        everywhere = range(ALL_PLACES)
+        bits = page.layout.v_bits
+        store_rows(page, values, slots, records, page.v_codes, page.v_params, bits, everywhere, 0)
+        anchors, bits = page.anchor_tokens, page.layout.k_bits
+        if anchors:
+            early = range(anchors)
+            store_rows(page, keys, slots, records, page.k_anchors, page.k_params, 8, early, 0)
+        # A run needs the codes of the run before it, so each is a launch.
+        step = anchors or page.block_size
+        for first in range(anchors, page.block_size, step):
+            run = range(first, first + step)
+            store_rows(page, keys, slots, records, page.k_codes, page.k_params, bits, run, anchors)
+
+    def attend(
+        self,
+        page: PageLayout,
+        query: torch.Tensor,
+        pages: torch.Tensor,
+        batch: Batch,
+        scale: float,
+    ) -> torch.Tensor:
+        """See `ops.registry.Operations.attend`."""
+        records = check_attend(page, query, pages, batch)
+        rows = torch.arange(query.shape[0], device=query.device)
+        if not len(rows):
+            return query.clone()
+        # The last sequence also gets the rows after all queries, with length zero.
+        owners = torch.searchsorted(batch.query_start[1:].contiguous(), rows, right=True)
+        beyond = owners >= batch.context_lengths.shape[0]
+        owners = owners.clamp(max=batch.context_lengths.shape[0] - 1)
+        after = batch.query_start[1:][owners] - 1 - rows
+        lengths = (batch.context_lengths[owners] - after).clamp(min=0)
+        lengths = torch.where(beyond | (batch.context_lengths[owners] == 0), 0, lengths)
+        queries = rotate_queries(query) if page.layout.k_rotated else query.float()
+        queries = (queries * scale).contiguous()
+        wanted = PROGRAMS // (len(rows) * records.shape[1])
+        splits = max(1, min(wanted, MAXIMUM_SPLITS, batch.block_table.shape[1]))
+        output = attend_rows(page, queries, records, batch.block_table, owners, lengths, splits)
+        return (rotate_back(output) if page.layout.v_rotated else output).to(query.dtype)
