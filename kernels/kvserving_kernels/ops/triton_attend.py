@@ -131,18 +131,18 @@ def attend_kernel(
         record = records + block * block_stride + head * record_stride
         left = length - index * BLOCK
         if ANCHORS > 0:
-            tokens = tl.arange(0, 16)
-            valid = (tokens < ANCHORS) & (tokens < left)
-            codes = load_codes(record, tokens, valid, HEAD, LANES, 8)
-            scales = symmetric_scale(load_words(record + K_WORDS, tokens, valid))
-            scores = tl.dot(query, tl.trans(codes), input_precision="ieee") * scales[None, :]
+            anchors = tl.arange(0, 16)
+            exists = (anchors < ANCHORS) & (anchors < left)
+            codes = load_codes(record, anchors, exists, HEAD, LANES, 8)
+            scales = symmetric_scale(load_words(record + K_WORDS, anchors, exists))
+            products = tl.dot(query, tl.trans(codes), input_precision="ieee") * scales[None, :]
             # The product with a center is the sum of the means of products over all runs before.
-            offset = tl.sum(scores, 1) / ANCHORS
+            offset = tl.sum(products, 1) / ANCHORS
             top, total, sum_ = _take(
-                scores,
+                products,
                 record,
-                tokens,
-                valid,
+                anchors,
+                exists,
                 top,
                 total,
                 sum_,

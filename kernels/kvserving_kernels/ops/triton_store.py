@@ -205,11 +205,11 @@ def _center(
     for before in range(1, run):
         tokens = before * ANCHORS + members
         rows = record + CODES + (tokens - ANCHORS)[:, None, None] * WIDTH
-        raw = tl.load(rows + (channels % WIDTH)[None, :, :], mask=mask, other=0).to(tl.int32)
+        stored = tl.load(rows + (channels % WIDTH)[None, :, :], mask=mask, other=0).to(tl.int32)
         shifts = (channels // WIDTH * BITS)[None, :, :]
         words = load_words(record + WORDS, tokens, valid)
-        codes = ((raw >> shifts) & ((1 << BITS) - 1)).to(tl.float32)
-        values = codes - affine_zero_point(words, BITS)[:, None, None]
-        values = tl.where(mask, values * affine_scale(words)[:, None, None], 0.0)
-        center += tl.div_rn(tl.sum(values, 0), ANCHORS * 1.0)
+        codes = ((stored >> shifts) & ((1 << BITS) - 1)).to(tl.float32)
+        terms = codes - affine_zero_point(words, BITS)[:, None, None]
+        terms = tl.where(mask, terms * affine_scale(words)[:, None, None], 0.0)
+        center += tl.div_rn(tl.sum(terms, 0), ANCHORS * 1.0)
     return center
