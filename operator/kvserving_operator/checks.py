@@ -45,6 +45,12 @@ def judge(
     return None
 
 
+def judged(at: Situation, revision: Revision) -> tuple[Verdict, Announce | None] | None:
+    """Give the verdict on a template by its check pod; None while there is no pod or no answer."""
+    pod = check_pod(at, revision)
+    return judge(at, revision, pod) if pod else None
+
+
 def _refuse(
     at: Situation, revision: Revision, reason: Reason, message: str
 ) -> tuple[Verdict, Announce]:

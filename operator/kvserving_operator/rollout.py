@@ -15,6 +15,7 @@ from kvserving_operator.checks import (
     check_pod,
     drop_checks,
     judge,
+    judged,
     new_check,
     progress,
     refusal_of,
@@ -146,9 +147,8 @@ def _settle(at: Situation) -> tuple[Situation, tuple[Action, ...]]:
 
 def _checked(at: Situation, current: Revision) -> Situation:
     """Note that the check of a template in force, which did not wait for it, has passed."""
-    check = check_pod(at, current)
-    judged = judge(at, current, check) if check else None
-    return replace(at, state=at.state.judged(judged[0])) if judged else at
+    passed = judged(at, current)
+    return replace(at, state=at.state.judged(passed[0])) if passed else at
 
 
 def _refused(state: RevisionState, revision: Revision, retry: str) -> Verdict | None:
@@ -169,14 +169,14 @@ def _check(at: Situation, candidate: Revision) -> Step:
     if pod is None:
         actions = (*drops, new_check(at, candidate))
         return Step(at.state, Phase.CHECKING, Reason.PREFLIGHT_RUNNING, CHECKING, actions)
-    judged = judge(at, candidate, pod)
-    if judged is None:
+    found = judge(at, candidate, pod)
+    if found is None:
         # With no pod to protect, waiting long for the check only delays the first one.
         first = at.state.current is None
         if first and at.now - pod.created_at >= at.settings.preflight_first_wait_seconds:
             return _put_in_force(at, candidate, drops)
         return Step(at.state, Phase.CHECKING, *progress(pod), drops)
-    verdict, announcement = judged
+    verdict, announcement = found
     at = replace(at, state=at.state.judged(verdict))
     actions = (*drop_checks(at), *([announcement] if announcement else []))
     if verdict.ok:
@@ -198,8 +198,8 @@ def _watch(at: Situation, current: Revision) -> Step:
     known = _refused(at.state, current, at.retry)
     if known is not None and not proven:
         return Step(at.state, Phase.STOPPED, Reason(known.reason), known.message, drop_checks(at))
-    judged = proven or at.state.verdict(current.hash, at.retry) is not None
-    drops = drop_checks(at, keep=None if judged else current)
+    decided = proven or at.state.verdict(current.hash, at.retry) is not None
+    drops = drop_checks(at, keep=None if decided else current)
     mine = [pod for pod in at.pods if pod.revision == current.hash and not pod.deleting]
     others = [pod for pod in at.pods if pod.revision != current.hash and not pod.deleting]
     ready = sum(pod.ready for pod in mine)
@@ -214,10 +214,9 @@ def _watch(at: Situation, current: Revision) -> Step:
 
 def _failure(at: Situation, current: Revision) -> tuple[Reason, str] | None:
     """Why the template in force does not work, None as far as is known."""
-    check = check_pod(at, current)
-    judged = judge(at, current, check) if check else None
-    if judged is not None and not judged[0].ok:
-        return Reason(judged[0].reason), judged[0].message
+    found = judged(at, current)
+    if found is not None and not found[0].ok:
+        return Reason(found[0].reason), found[0].message
     for pod in at.pods:
         if pod.revision != current.hash or pod.deleting or pod.ready:
             continue

@@ -14,10 +14,10 @@ from kvserving_kernels.formats.parameters import (
     ZERO_POINT_MAXIMUM,
 )
 
-_BIAS = tl.constexpr(SCALE_BIAS)
-_SHIFT = tl.constexpr(SCALE_SHIFT)
-_POINT_BITS = tl.constexpr(ZERO_POINT_BITS)
-_POINTS = tl.constexpr(1 << ZERO_POINT_BITS)
+BIAS = tl.constexpr(SCALE_BIAS)
+SHIFT = tl.constexpr(SCALE_SHIFT)
+POINT_BITS = tl.constexpr(ZERO_POINT_BITS)
+POINTS = tl.constexpr(1 << ZERO_POINT_BITS)
 _POINT_MAXIMUM = tl.constexpr(ZERO_POINT_MAXIMUM)
 
 
@@ -30,15 +30,15 @@ def symmetric_scale(words):
 @triton.jit
 def affine_scale(words):
     """Scales of affine words."""
-    scale_words = words.to(tl.int32) >> _POINT_BITS
-    scales = ((scale_words + _BIAS) << _SHIFT).to(tl.float32, bitcast=True)
+    scale_words = words.to(tl.int32) >> POINT_BITS
+    scales = ((scale_words + BIAS) << SHIFT).to(tl.float32, bitcast=True)
     return tl.where(scale_words > 0, scales, 0.0)
 
 
 @triton.jit
 def affine_zero_point(words, BITS: tl.constexpr):
     """Zero points of affine words, in codes."""
-    return (words.to(tl.int32) & _POINT_MAXIMUM).to(tl.float32) / (_POINTS >> BITS)
+    return (words.to(tl.int32) & _POINT_MAXIMUM).to(tl.float32) / (POINTS >> BITS)
 
 
 @triton.jit

@@ -8,27 +8,25 @@ import triton.language as tl
 
 from kvserving_kernels.formats.layout import PageLayout, Section
 from kvserving_kernels.formats.parameters import (
-    SCALE_BIAS,
     SCALE_MAXIMUM,
     SCALE_SHIFT,
     SYMMETRIC_LIMIT,
-    ZERO_POINT_BITS,
     ZERO_POINT_MAXIMUM,
 )
 from kvserving_kernels.ops.triton_codes import (
+    BIAS,
+    POINT_BITS,
+    POINTS,
+    SHIFT,
     affine_scale,
     affine_zero_point,
     load_words,
     symmetric_scale,
 )
 
-_BIAS = tl.constexpr(SCALE_BIAS)
 _SCALE_MAXIMUM = tl.constexpr(SCALE_MAXIMUM)
-_SHIFT = tl.constexpr(SCALE_SHIFT)
 _BELOW_SHIFT = tl.constexpr((1 << SCALE_SHIFT) - 1)
 _LIMIT = tl.constexpr(float(SYMMETRIC_LIMIT))
-_POINT_BITS = tl.constexpr(ZERO_POINT_BITS)
-_POINTS = tl.constexpr(1 << ZERO_POINT_BITS)
 _POINT_MAXIMUM = tl.constexpr(float(ZERO_POINT_MAXIMUM))
 _TINY = tl.constexpr(2.0**-126)
 
@@ -152,7 +150,7 @@ def _write_affine(
     ANCHORS: tl.constexpr,
 ):
     TOP: tl.constexpr = ((1 << BITS) - 1) * 1.0
-    PER_CODE: tl.constexpr = (_POINTS >> BITS) * 1.0
+    PER_CODE: tl.constexpr = (POINTS >> BITS) * 1.0
     # [parts of the channels, lanes]: the codes of one lane make up a byte.
     parts = tl.arange(0, 8 // BITS)
     lanes = tl.arange(0, LANES)
@@ -167,10 +165,10 @@ def _write_affine(
     low = tl.minimum(tl.min(values), 0.0)
     high = tl.maximum(tl.max(values), 0.0)
     wanted = tl.div_rn(high - low, TOP)
-    shifted = (wanted.to(tl.int32, bitcast=True) + _BELOW_SHIFT) >> _SHIFT
-    scale_word = tl.minimum(tl.maximum(shifted - _BIAS, 1), _SCALE_MAXIMUM)
+    shifted = (wanted.to(tl.int32, bitcast=True) + _BELOW_SHIFT) >> SHIFT
+    scale_word = tl.minimum(tl.maximum(shifted - BIAS, 1), _SCALE_MAXIMUM)
     scale_word = tl.where(wanted > 0, scale_word, 0)
-    scale = affine_scale(scale_word << _POINT_BITS)
+    scale = affine_scale(scale_word << POINT_BITS)
     divisor = tl.where(scale >= _TINY, scale, float("inf"))
     point = tl.floor(tl.div_rn(-low, divisor) * PER_CODE + 0.5)
     point = tl.minimum(tl.maximum(point, 0.0), _POINT_MAXIMUM)
@@ -178,7 +176,7 @@ def _write_affine(
     numbers = tl.minimum(tl.maximum(numbers, 0.0), TOP).to(tl.int32)
     packed = tl.sum(numbers << (parts * BITS)[:, None], 0)
     tl.store(codes + lanes, packed.to(tl.uint8), mask=lanes < WIDTH)
-    tl.store(word, ((scale_word << _POINT_BITS) | point.to(tl.int32)).to(tl.uint16))
+    tl.store(word, ((scale_word << POINT_BITS) | point.to(tl.int32)).to(tl.uint16))
 
 
 @triton.jit

@@ -29,8 +29,8 @@ TARGETS_PER_QUERY = 40
 """Keeps the query, which travels in the URL, under the 8 KiB that proxies accept."""
 OVERLAP_SECONDS = 30.0
 """Samples are asked for again this far back: remote storage may show one scrape's series late."""
-
 MESSAGE_CHARACTERS = 200
+"""An error goes into a condition, where it must be read at a glance."""
 
 
 @dataclass(frozen=True, slots=True)
