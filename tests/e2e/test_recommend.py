@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from harness import chart
 from harness.kube import KVSERVING, Kube, condition, wait_for
 from harness.load import ChatLoad
 from harness.manifests import tiny_engine, tiny_serving
@@ -17,11 +18,15 @@ from harness.serving import engine_pods, wait_condition, wait_ready
 pytestmark = [pytest.mark.cluster, pytest.mark.full]
 NAME = "advised"
 PROMETHEUS = (Path(__file__).parent / "prometheus.yaml").read_text()
+NAN_PROXY = (Path(__file__).parent / "nan-proxy.yaml").read_text()
 RENAME = """metric_relabel_configs:
           - source_labels: [__name__]
             regex: "vllm:kv_cache_usage_perc"
             replacement: "vllm:kv_usage_renamed"
             target_label: __name__"""
+SPOIL = """relabel_configs:
+          - {source_labels: [__address__], target_label: instance}
+          - {target_label: __address__, replacement: "nan-proxy:9000"}"""
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +108,29 @@ def test_a_renamed_metric_holds_and_is_named(kube: Kube, serving: str, storm: Ch
     found = wait_condition(
         kube, NAME, serving, "MetricsAvailable", "False", "MetricNameUnknown", timeout_seconds=180
     )
+    assert "kv_cache_usage" in found["message"]
+    assert "Hold" == state(kube, serving)["status"]["lastDecision"]["action"]
+    assert before == untouched(kube, serving)
+
+
+def test_not_a_number_holds_and_is_said(kube: Kube, serving: str, storm: ChatLoad) -> None:
+    before = untouched(kube, serving)
+    image = kube.run(
+        "get", "deployment/kvserving-operator", "-n", chart.NAMESPACE,
+        "-o", "jsonpath={.spec.template.spec.containers[0].image}",
+    )  # fmt: skip
+    kube.apply(NAN_PROXY.replace("OPERATOR_IMAGE", image), serving)
+    kube.run("rollout", "status", "deployment/nan-proxy", "-n", serving)
+    restart_prometheus(kube, serving, PROMETHEUS.replace("# RELABEL", SPOIL))
+    found = wait_for(
+        lambda: (
+            "NaN" in (seen := condition(state(kube, serving), "MetricsAvailable"))["message"]
+            and seen
+        ),
+        "status says which number is none",
+        180,
+    )
+    assert ("False", "MetricsMissing") == (found["status"], found["reason"])
     assert "kv_cache_usage" in found["message"]
     assert "Hold" == state(kube, serving)["status"]["lastDecision"]["action"]
     assert before == untouched(kube, serving)
