@@ -6,9 +6,13 @@ KUBERNETES = "1.37.2"
 PAUSE_IMAGE = "docker.io/local/pause:1"
 COREDNS_IMAGE = "docker.io/local/coredns:1.15.0"
 
-_STATIC = ("-ldflags", "-s -w")
+# Compiling is most of a cold start. Debugging data, which the linker drops anyway, takes an eighth
+# of it, and inlining another eighth; a control plane that idles does not miss it.
+_QUICK = ("-gcflags=all=-dwarf=false -l",)
+_STATIC = (*_QUICK, "-ldflags", "-s -w")
 _KUBERNETES_VERSION = "k8s.io/component-base/version"
 _KUBERNETES_FLAGS = (
+    *_QUICK,
     "-ldflags",
     f"-s -w -X {_KUBERNETES_VERSION}.gitVersion=v{KUBERNETES}"
     f" -X {_KUBERNETES_VERSION}.gitMajor=1 -X {_KUBERNETES_VERSION}.gitMinor=37",
