@@ -40,6 +40,13 @@ OWN_REQUEST_PREFIX: Final = "kvserving-ready-"
 FEW_PROCESSORS: Final = 8
 """Up to so many, a process that spins takes a noticeable share of what the model computes on."""
 
+BUSY_SECONDS: Final = 1.0
+"""After a message more are likely for so long: as long as vLLM polls without a pause."""
+
+BUSY_CHECK_MILLISECONDS: Final = 5
+IDLE_CHECK_MILLISECONDS: Final = 50
+"""A notification can be lost, which vLLM makes up for after 5 s only: it counts on polling."""
+
 _CACHE_SALT: Final = "kvserving-ready"
 # Every vocabulary has token 0, and a prompt of one token never fills a block to cache.
 _PROMPT_TOKEN_IDS: Final = (0,)
@@ -87,7 +94,15 @@ def _wait_without_spinning() -> None:
     """
     from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 
+    original: Callable[[Any, int | None], None] = SpinCondition.wait
+
+    def wait(condition: Any, timeout_ms: int | None = None) -> None:
+        busy = time.monotonic() <= condition.last_read + BUSY_SECONDS
+        check = BUSY_CHECK_MILLISECONDS if busy else IDLE_CHECK_MILLISECONDS
+        original(condition, check if timeout_ms is None else min(timeout_ms, check))
+
     SpinCondition.__init__ = partialmethod(SpinCondition.__init__, busy_loop_s=0)
+    SpinCondition.wait = wait
 
 
 class _Engine:
