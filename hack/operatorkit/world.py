@@ -198,5 +198,6 @@ class World:
 
 def set_condition(pod: dict[str, Any], type: str, status: str, **more: str) -> None:
     """Set a condition of a pod."""
-    others = [c for c in pod["status"].get("conditions", []) if c["type"] != type]
-    pod["status"]["conditions"] = [*others, {"type": type, "status": status, **more}]
+    stored = pod.setdefault("status", {})
+    others = [c for c in stored.get("conditions", []) if c["type"] != type]
+    stored["conditions"] = [*others, {"type": type, "status": status, **more}]

@@ -35,6 +35,12 @@ def judge(
         if sentence is not None:
             return _refuse(at, revision, Reason.PREFLIGHT_FAILED, sentence)
         return _skip(revision, f"{pod.exit.reason}: {last_words(pod.exit.message)}")
+    if pod.missing_claim:
+        # Engines would wait for it just as long: it goes on once the claim is there.
+        return None
+    if pod.config_problem and age_seconds >= BLOCKED_GRACE_SECONDS:
+        problem = f"{pod.waiting_reason}: {pod.waiting_message}"
+        return _refuse(at, revision, Reason.PREFLIGHT_FAILED, problem)
     if timed_out and pod.image_problem and at.state.current is not None:
         problem = f"{pod.waiting_reason}: {pod.waiting_message}"
         return _refuse(at, revision, Reason.IMAGE_PULL_FAILED, problem)
@@ -68,6 +74,8 @@ def progress(pod: CheckView) -> tuple[Reason, str]:
     """Give what a check pod that has not answered yet is doing."""
     if pod.image_problem:
         return Reason.IMAGE_PULL_FAILED, f"{pod.waiting_reason}: {pod.waiting_message}"
+    if pod.missing_claim:
+        return Reason.UNSCHEDULABLE, f"the engine's pods would wait for ever: {pod.unschedulable}"
     return Reason.PREFLIGHT_RUNNING, CHECKING
 
 

@@ -1,6 +1,7 @@
 """What the operator reads off Kubernetes objects, as small frozen views; pure."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -98,6 +99,10 @@ class PodView:
         return self.waiting_reason == "CrashLoopBackOff"
 
 
+MISSING_CLAIM = re.compile(r'persistentvolumeclaim "[^"]*" not found')
+"""What the scheduler says of a claim that does not exist; engines would wait for it too."""
+
+
 class CheckState(Enum):
     """Where a check pod stands."""
 
@@ -123,6 +128,16 @@ class CheckView:
     def image_problem(self) -> bool:
         """Whether its image cannot be had."""
         return self.waiting_reason in IMAGE_PROBLEMS
+
+    @property
+    def config_problem(self) -> bool:
+        """Whether its container cannot be started as described."""
+        return self.waiting_reason in CONFIG_PROBLEMS
+
+    @property
+    def missing_claim(self) -> bool:
+        """Whether a volume claim that it mounts does not exist."""
+        return self.unschedulable is not None and bool(MISSING_CLAIM.search(self.unschedulable))
 
 
 @dataclass(frozen=True)

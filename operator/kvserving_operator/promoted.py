@@ -64,15 +64,17 @@ def promote(decision: Decision, generation: int) -> tuple[PromotedValue, ...]:
 
 def behind(
     pods: Iterable[PodView], runtime: Mapping[str, RuntimeState], cap: int | None
-) -> tuple[PodView, ...]:
-    """Pods that run with another cap than the promoted one."""
-    if cap is None:
-        return ()
-    return tuple(
-        pod
-        for pod in pods
-        if pod.name in runtime and runtime[pod.name].effective.max_active_seqs != cap
-    )
+) -> dict[str, int]:
+    """Cap that each pod with another one should run with: the promoted one, else its start's."""
+    wanted = {}
+    for pod in pods:
+        state = runtime.get(pod.name)
+        if state is None:
+            continue
+        right = state.startup.get("max_num_seqs") if cap is None else cap
+        if isinstance(right, int) and state.effective.max_active_seqs != right:
+            wanted[pod.name] = right
+    return wanted
 
 
 def gates(

@@ -147,12 +147,12 @@ class ServingTuner:
         kept = still_promoted(promoted, basis, serving.spec)
         if kept != promoted:
             await commit(kept, state)
-        cap = cap_of(kept)
-        late = behind(reachable, readback.runtime, cap)
-        if late and cap is not None:
+        wanted = behind(reachable, readback.runtime, cap_of(kept))
+        for cap in sorted(set(wanted.values())):
             change = Change(KNOB, from_value=cap, to_value=cap)
-            identity = f"{kept[0].decision}-{now:.0f}"
-            applied = await self._apply([targets[pod.name] for pod in late], change, identity)
+            identity = f"{kept[0].decision if kept else 'spec'}-{cap}-{now:.0f}"
+            late = [targets[name] for name, right in wanted.items() if right == cap]
+            applied = await self._apply(late, change, identity)
             readback = Readback({**readback.runtime, **applied.states}, readback.failures)
         turn = Turn(readback, kept, state)
         serving_pods = [pod for pod in reachable if pod.container_ready]

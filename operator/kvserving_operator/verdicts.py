@@ -58,7 +58,7 @@ def degraded(facts: Facts) -> Outcome:
     if facts.api_problem:
         return Outcome(True, Reason.API_ERROR, facts.api_problem)
     blocked = step.phase in (Phase.REFUSED, Phase.STOPPED)
-    if blocked or step.reason is Reason.IMAGE_PULL_FAILED:
+    if blocked or step.reason in (Reason.IMAGE_PULL_FAILED, Reason.UNSCHEDULABLE):
         return Outcome(True, step.reason, step.message)
     problem = _pod_problem(facts)
     if problem is not None:

@@ -1,5 +1,6 @@
 """Bad input gives one clear error, and what serves goes on serving."""
 
+import time
 from typing import Any
 
 import pytest
@@ -77,3 +78,19 @@ def test_what_the_engine_would_refuse_is_said_and_the_pods_go_on(
     ]
     warnings = [e for e in kube.events(serving, NAME) if e["reason"] == "PreflightFailed"]
     assert any(words[0] in event["message"] for event in warnings)
+
+
+def test_a_claim_that_does_not_exist_is_said_and_the_pods_go_on(kube: Kube, serving: str) -> None:
+    before = [pod["metadata"]["uid"] for pod in engine_pods(kube, NAME, serving)]
+    original = (kube.get(KVSERVING, NAME, serving) or {})["spec"]["model"]["uri"]
+    uri = "pvc://modelz/tiny-llama"
+    kube.patch(KVSERVING, NAME, serving, {"spec": {"model": {"uri": uri}}})
+    found = wait_condition(kube, NAME, serving, "Degraded", "True", "Unschedulable")
+    assert '"modelz" not found' in found["message"]
+    # Longer than a scheduler needs to find out, after which pods would roll unchecked.
+    time.sleep(30)
+    wait_condition(kube, NAME, serving, "Ready", "True")
+    assert before == [pod["metadata"]["uid"] for pod in engine_pods(kube, NAME, serving)]
+    kube.patch(KVSERVING, NAME, serving, {"spec": {"model": {"uri": original}}})
+    wait_condition(kube, NAME, serving, "Degraded", "False")
+    assert before == [pod["metadata"]["uid"] for pod in engine_pods(kube, NAME, serving)]

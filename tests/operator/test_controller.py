@@ -7,6 +7,7 @@ import pytest
 
 from kvserving_operator.errors import ApiUnavailable, LeaseLost
 from kvserving_operator.kinds import Kind
+from kvserving_operator.render.names import PREFLIGHT_CONTAINER
 from kvserving_operator.settings import Settings
 from operatorkit.specs import NAME, NAMESPACE, engine_spec
 from operatorkit.world import World, set_condition
@@ -111,6 +112,54 @@ async def test_a_refused_edit_leaves_the_pods_alone(world: World) -> None:
     assert pods == set(world.engine_pods())
     assert "False" == world.condition("Degraded")["status"]
     assert 3 == world.condition("Ready")["observedGeneration"]
+
+
+async def test_an_edit_to_a_claim_that_does_not_exist_waits_and_leaves_the_pods_alone(
+    world: World,
+) -> None:
+    world.put()
+    await world.settle()
+    pods, before = set(world.engine_pods()), revision(world)
+    world.put(model={"name": "m", "uri": "pvc://modelz/tiny"})
+    await world.tick()
+    (check,) = world.checks().values()
+    missing = '0/1 nodes are available: persistentvolumeclaim "modelz" not found. not found'
+    set_condition(check, "PodScheduled", "False", reason="Unschedulable", message=missing)
+    for seconds in (5, 30, 600, 7200):
+        await world.tick(seconds)
+        assert pods == set(world.engine_pods())
+        assert before == revision(world)
+        degraded = world.condition("Degraded")
+        assert ("True", "Unschedulable") == (degraded["status"], degraded["reason"])
+        assert '"modelz" not found' in degraded["message"]
+        assert "True" == world.condition("Ready")["status"]
+
+    # The claim is made, the check is scheduled and passes.
+    world.finish_check(0)
+    await world.tick()
+    await world.tick()
+    assert before != revision(world)
+
+
+async def test_an_edit_that_names_a_secret_that_does_not_exist_is_refused(world: World) -> None:
+    world.put()
+    await world.settle()
+    pods, before = set(world.engine_pods()), revision(world)
+    world.put(engine=engine_spec(extraArgs=["--seed=1"]))
+    await world.tick()
+    (check,) = world.checks().values()
+    waiting = {"reason": "CreateContainerConfigError", "message": 'secret "hub" not found'}
+    check["status"] = {
+        "phase": "Pending",
+        "containerStatuses": [{"name": PREFLIGHT_CONTAINER, "state": {"waiting": waiting}}],
+    }
+    await world.tick(30)
+    await world.tick(600)
+    assert pods == set(world.engine_pods())
+    assert before == revision(world)
+    degraded = world.condition("Degraded")
+    assert ("True", "PreflightFailed") == (degraded["status"], degraded["reason"])
+    assert 'secret "hub" not found' in degraded["message"]
 
 
 async def test_a_refused_spec_is_judged_again_when_the_user_asks(world: World) -> None:

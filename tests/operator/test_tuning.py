@@ -143,6 +143,19 @@ async def test_editing_the_field_ends_its_promoted_value(world: World) -> None:
     assert [] == world.status["promoted"]
 
 
+async def test_losing_what_was_promoted_returns_every_engine_to_the_spec(world: World) -> None:
+    await lowered(world)
+    stored = world.cluster.of(Kind.KVServing)[NAME]
+    stored["status"] = {**stored["status"], "promoted": []}
+    world.new_controller()
+    await world.tick()
+    assert {16} == set(world.engines.caps.values())
+    assert 16 == world.status["effective"]["maxActiveSeqs"]
+    patches = len(world.engines.patches)
+    await world.settle()
+    assert patches == len(world.engines.patches)
+
+
 async def test_editing_another_field_keeps_it(world: World) -> None:
     await lowered(world)
     world.put(replicas=2, engine=engine_spec(extraArgs=["--seed=1"]))
@@ -238,6 +251,8 @@ async def test_pods_that_differ_show_as_mixed(world: World) -> None:
     await world.settle()
     first = next(iter(world.engines.caps))
     world.engines.caps[first] = 3
+    # Otherwise it would be brought back at once.
+    world.engines.refusing = {first}
     await world.tick()
     assert "Mixed" == world.status["effective"]["maxActiveSeqs"]
     assert "bfloat16" == world.status["effective"]["kvCacheDtype"]
