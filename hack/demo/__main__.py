@@ -9,7 +9,7 @@ import yaml
 from rich.console import Console
 
 from demo.show import Show
-from demo.summary import table
+from demo.summary import table, traded
 from harness import chart
 from harness.errors import HarnessError
 from harness.kube import KUBECTL, KVSERVING, ROOT, Kube
@@ -45,7 +45,7 @@ def _run(kube: Kube, console: Console, phase_seconds: float) -> None:
     console.rule("Install the operator with its Helm chart")
     kube.create_namespace(chart.NAMESPACE)
     chart.install(kube.kubeconfig, chart.local_values())
-    console.print(kube.run("get", "deployment", "-n", chart.NAMESPACE).rstrip())
+    console.print(kube.run("get", "deployment", "-n", chart.NAMESPACE).rstrip(), soft_wrap=True)
 
     console.rule(f"kubectl apply -f {MANIFEST.relative_to(ROOT)}")
     kube.create_namespace(NAMESPACE)
@@ -61,12 +61,12 @@ def _run(kube: Kube, console: Console, phase_seconds: float) -> None:
         "--wait",
         timeout_seconds=180,
     )
-    console.print(kube.apply(MANIFEST, NAMESPACE).rstrip())
+    console.print(kube.apply(MANIFEST, NAMESPACE).rstrip(), soft_wrap=True)
     with console.status("The engine loads the model …"):
         wait_ready(kube, name, NAMESPACE)
     url = kube.service_url(name, NAMESPACE)
     answer = complete(url, model, "The capital of France is", max_tokens=8)
-    console.print(kube.run("get", "kvs", "-n", NAMESPACE).rstrip())
+    console.print(kube.run("get", "kvs", "-n", NAMESPACE).rstrip(), soft_wrap=True)
     console.print(f'"The capital of France is" … [bold]{answer.strip()}[/]')
 
     console.rule("Chat load; the KV cache is too small for it")
@@ -78,6 +78,7 @@ def _run(kube: Kube, console: Console, phase_seconds: float) -> None:
     console.print(
         table(result.before, result.after, result.cap_before, result.cap_after, result.lost)
     )
+    console.print(traded(result.before, result.after), highlight=False)
     _look_around(console, kube, name)
     if result.lost:
         msg = f"{result.lost} requests failed; the first: {result.first_error}"
@@ -94,6 +95,7 @@ def _look_around(console: Console, kube: Kube, name: str) -> None:
         f"kubectl edit kvs {name} -n {NAMESPACE}   # try spec.tuning.mode: Recommend\n"
         "make down                                  # takes the cluster away; caches stay",
         highlight=False,
+        soft_wrap=True,
     )
 
 

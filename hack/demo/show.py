@@ -100,6 +100,7 @@ class Show:
     async def _watch(self) -> None:
         async with httpx.AsyncClient() as client:
             source = DirectSource(client)
+            told: tuple[str, ...] = ()
             with Live(console=self._console, refresh_per_second=2) as live:
                 while True:
                     observation = await source.observe(self._targets, time.time())
@@ -110,7 +111,9 @@ class Show:
                     self._sight = self._sight.seen(observation, status)
                     live.update(render(self._sight))
                     if not self._console.is_terminal:
-                        self._console.print(self._sight.line())
+                        news, told = self._sight.log[len(told) :], self._sight.log
+                        for line in (*news, self._sight.line()):
+                            self._console.print(line, soft_wrap=True, markup=False, highlight=False)
                     await asyncio.sleep(OBSERVE_SECONDS)
 
     async def _measure(self, seconds: float) -> Phase:

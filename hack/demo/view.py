@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 
 from kvserving_tuner.observation import Observation
-from kvserving_tuner.readings import explain
+from kvserving_tuner.readings import Known, Reading, explain
 from kvserving_tuner.settings import Slo
 from kvserving_tuner.view import engines_table, problems_text
 
@@ -47,14 +47,17 @@ class Sight:
             return "the engines have not been seen yet"
         fleet = self.observation.fleet
         facts = {
-            "KV use": fleet.kv_usage_max,
-            "running": fleet.running,
-            "waiting": fleet.waiting,
-            "preemptions/s": fleet.preemptions_per_second,
-            "answer tokens/s": fleet.generation_tokens_per_second,
+            "KV use": _shown(fleet.kv_usage_max, "{:.0%}"),
+            "running": _shown(fleet.running, "{:.0f}"),
+            "waiting": _shown(fleet.waiting, "{:.0f}"),
+            "preemptions/s": _shown(fleet.preemptions_per_second, "{:.2f}"),
+            "answer tokens/s": _shown(fleet.generation_tokens_per_second, "{:.0f}"),
         }
-        parts = [f"cap {self.cap or '?'}", *(f"{name} {explain(at)}" for name, at in facts.items())]
-        return " | ".join([*parts, *self.log[-1:]])
+        return " | ".join([f"cap {self.cap or '?'}", *(f"{n} {at}" for n, at in facts.items())])
+
+
+def _shown(value: Reading, form: str) -> str:
+    return form.format(value.value) if isinstance(value, Known) else explain(value)
 
 
 def render(sight: Sight) -> RenderableType:

@@ -42,6 +42,9 @@ MAXIMUM_WORKERS = 8
 EVENT_PAUSE_SECONDS = 1.0
 """Least time between two looks that children ask for: a roll-out moves them many times a second."""
 
+RETRIED = "failed; will retry"
+"""What kopf says, as an error, of each call to the Kubernetes API that it is going to repeat."""
+
 Connect = Callable[[AsyncExitStack], Awaitable[Cluster]]
 
 
@@ -240,6 +243,13 @@ def configure(settings: kopf.OperatorSettings) -> None:
         settings.watching.label_selectors[plural] = selector
 
 
+def retried_is_a_warning(record: logging.LogRecord) -> bool:
+    """Log filter: a call that kopf will repeat, as a busy API server asks for, is no error yet."""
+    if record.levelno == logging.ERROR and RETRIED in record.getMessage():
+        record.levelno, record.levelname = logging.WARNING, logging.getLevelName(logging.WARNING)
+    return True
+
+
 def as_kopf_error(error: OperatorError) -> Exception:
     """Give kopf's error for ours: everything is tried again, since the cluster may change."""
     delay = error.delay_seconds if isinstance(error, Retryable) else 10.0
@@ -255,6 +265,8 @@ def run(settings: Settings) -> int:
     lines.setFormatter(logging.Formatter("%(message)s"))
     audit.addHandler(lines)
     audit.propagate = False
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(retried_is_a_warning)
     if not verbose:
         # Each timer, probe and request that succeeds would be a line.
         for name in ("kopf.objects", "kopf.activities", "aiohttp.access", "httpx"):

@@ -30,7 +30,8 @@ def new_decision(turn: Turn, shown: DecisionStatus | None) -> Decision | None:
 
 def decision_event(decision: Decision, turn: Turn) -> Announce:
     """Event about a decision; a refused change is a warning."""
-    head = f"{decision.diagnosis.kind.value}/{decision.reason.value}"
+    # A diagnosis from which nothing follows is its own reason: said once.
+    head = "/".join(dict.fromkeys((decision.diagnosis.kind.value, decision.reason.value)))
     if turn.outcome == REJECTED:
         message = f"{head}: {decision.message}; refused by the engine: {turn.rejection}"
         return Announce(Reason.RUNTIME_REJECTED.value, message, warning=True)

@@ -1,6 +1,7 @@
 """Conditions are merged as the API conventions want it, and every reason is explained."""
 
 from datetime import UTC, datetime, timedelta, timezone
+from enum import StrEnum
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,10 @@ from kvserving_operator.api.conditions import (
     set_condition,
     timestamp,
 )
+from kvserving_operator.api.docs import sentences
 from kvserving_operator.api.reasons import ConditionType, Reason
+from kvserving_operator.checks import SKIPPED
+from kvserving_tuner import decision
 
 NOON = datetime(2026, 1, 2, 12, 0, 0, 999_000, tzinfo=UTC)
 STATUSES = st.sampled_from([*ConditionStatus, True, False, None])
@@ -94,3 +98,17 @@ def test_every_reason_has_a_sentence_and_stands_in_the_reference(
     assert member.sentence.endswith(".")
     reference = (Path(__file__).parents[2] / "docs/api.md").read_text()
     assert f"| `{member.value}` | {member.sentence} |" in reference
+
+
+def test_the_event_about_a_skipped_check_stands_in_the_reference() -> None:
+    assert Reason(SKIPPED) is Reason.PREFLIGHT_SKIPPED
+
+
+@pytest.mark.parametrize("enum", [decision.DiagnosisKind, decision.Action, decision.Reason])
+def test_all_that_a_decision_may_say_stands_in_the_reference(enum: type[StrEnum]) -> None:
+    reference = (Path(__file__).parents[2] / "docs/api.md").read_text()
+    found = sentences(enum)
+    assert found.keys() == {member.value for member in enum}
+    for value, sentence in found.items():
+        assert sentence.endswith(".")
+        assert f"| `{value}` | {sentence} |" in reference

@@ -1,7 +1,10 @@
 """The whole operator process, kopf and HTTP client included, against an emulated API server."""
 
 import asyncio
+import inspect
 import itertools
+import json
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -10,11 +13,19 @@ import aiohttp
 import kmock as kmock_package
 import kopf
 import pytest
+from kopf._cogs.clients import api as kopf_requests
+from kopf._core.actions import loggers as kopf_loggers
 from kubernetes.aio import client
 
 from kvserving_operator.cluster import Cluster, KubernetesCluster
 from kvserving_operator.errors import ApiRejected, Conflict
-from kvserving_operator.handlers import FINALIZER, Operator, register
+from kvserving_operator.handlers import (
+    FINALIZER,
+    RETRIED,
+    Operator,
+    register,
+    retried_is_a_warning,
+)
 from kvserving_operator.kinds import Kind
 from kvserving_operator.settings import Settings
 from operatorkit.specs import NAME, NAMESPACE, serving_body
@@ -246,3 +257,18 @@ async def test_answers_of_the_api_become_typed_errors(api: Any) -> None:
         assert 404 == refusal.value.status
         found = await cluster.list(Kind.ConfigMap, NAMESPACE, {})
         assert ["a"] == [each["metadata"]["name"] for each in found]
+
+
+@pytest.mark.parametrize(
+    ("message", "severity"),
+    [
+        (f"Request attempt #1/9 {RETRIED}: GET /api", "warn"),
+        ("Request attempt #9/9 failed; escalating: GET /api", "error"),
+    ],
+)
+def test_only_the_last_failed_attempt_of_a_call_is_an_error(message: str, severity: str) -> None:
+    assert RETRIED in inspect.getsource(kopf_requests)
+    record = logging.LogRecord("any", logging.ERROR, __file__, 1, message, None, None)
+    assert retried_is_a_warning(record)
+    line = kopf_loggers.ObjectJsonFormatter().format(record)
+    assert severity == json.loads(line)["severity"]

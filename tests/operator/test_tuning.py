@@ -220,6 +220,8 @@ async def test_holds_that_only_follow_from_a_change_leave_it_on_show(world: Worl
     world.judge.hold_reason, world.judge.diagnosis = Reason.HEALTHY, DiagnosisKind.HEALTHY
     await world.tick()
     assert ["Hold", "Healthy"] == [world.status["lastDecision"][k] for k in ("action", "reason")]
+    # The diagnosis is the reason: an Event names it once.
+    assert world.said("Decided")[-1].startswith("Healthy: ")
 
 
 async def test_equal_holds_are_told_once(world: World, caplog: pytest.LogCaptureFixture) -> None:

@@ -330,6 +330,34 @@ def test_a_recommendation_is_made_once_and_stands() -> None:
     assert state.recommendation == standing
 
 
+@pytest.mark.parametrize(
+    ("seen", "caps", "bounds", "words"),
+    [
+        ((storming(),), (8,), None, "would lower the cap from 8 to 6, 6 sequences fit"),
+        ((waiting(),), (8,), None, "would raise the cap from 8 to "),
+        ((waiting(),), (8,), Bounds(minimum=1, maximum=5), "would move it to 5"),
+        ((waiting(), waiting("b")), (8, 6), None, "would set all to "),
+    ],
+)
+def test_advice_does_not_read_as_if_it_had_been_followed(
+    seen: tuple[EngineObservation, ...], caps: tuple[int, ...], bounds: Bounds | None, words: str
+) -> None:
+    states = runtime(dict(zip((each.target for each in seen), caps, strict=True)))
+    advice, done = (
+        decide(
+            TuningSettings(mode=mode, max_active_seqs=bounds or Bounds(minimum=1)),
+            observation(*seen),
+            states,
+            CONFIRMED,
+            NOW,
+        )[0]
+        for mode in (Mode.RECOMMEND, Mode.AUTO)
+    )
+    assert words in advice.message
+    assert "would" not in done.message
+    assert done.change == advice.change
+
+
 def test_a_recommendation_survives_a_gap_in_the_data() -> None:
     _, state = recommend(observation(storming()), CONFIRMED)
     problem = Problem(ProblemReason.METRICS_MISSING, "a", "refused")

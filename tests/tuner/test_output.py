@@ -53,8 +53,8 @@ def test_an_audit_line_is_valid_json_whatever_the_numbers(decision: Decision) ->
     assert "\n" not in line
 
 
-def shown(*args: object) -> str:
-    console = Console(width=160, record=True, file=None, quiet=False, color_system=None)
+def shown(*args: object, width: int = 160) -> str:
+    console = Console(width=width, record=True, file=None, quiet=False, color_system=None)
     with console.capture() as capture:
         console.print(render(*args))  # type: ignore[arg-type]
     return capture.get()
@@ -63,6 +63,16 @@ def shown(*args: object) -> str:
 def test_the_view_shows_engines_diagnosis_decision_and_past_changes(decision: Decision) -> None:
     text = shown(SEEN, decision, Slo(ttft_ms=500), [decision])
     for words in ("PreemptionStorm", "95%", "64 -> 12", "30 preemptions in 15 s", "TTFT p95"):
+        assert words in text
+
+
+def test_no_number_is_cut_on_a_terminal_of_80_columns() -> None:
+    slow = Histogram((5.0, 10.0, 2560.0, math.inf), (0, 0, 9, 0), 9000.0)
+    token = Histogram((0.25, 0.5, math.inf), (0, 9, 0), 3.0)
+    full = replace(window(usage=0.82, running=24, waiting=128), ttft=slow, tpot=token)
+    pod = replace(engine(full), target="chat-7d9f8b7c5d-abcde", max_active_seqs=Known(24, NOW))
+    text = shown(observation(pod), None, width=76)
+    for words in ("TTFT p95", "TPOT p95", "preempt", "10-2560 s", "250-500 ms", "82%", "24", "128"):
         assert words in text
 
 
@@ -93,5 +103,6 @@ def test_intervals(bounds: Interval, text: str) -> None:
 def test_latencies() -> None:
     some = Histogram((0.05, 0.1, math.inf), (1, 9, 0), 0.8)
     assert latency(some, 95) == "50-100 ms"
+    assert latency(replace(some, edges=(0.75, 2.5, math.inf)), 95) == "0.75-2.5 s"
     assert latency(replace(some, counts=(0, 0, 0)), 95) == "-"
     assert latency(Unknown("absent"), 95) == "?"

@@ -14,7 +14,7 @@ from kvserving_tuner.fit import tokens_per_request
 from kvserving_tuner.observation import EngineObservation, GaugeWindow, Observation, Window
 from kvserving_tuner.readings import Known, Unknown
 from kvserving_tuner.runtime_client import KnobRange, RuntimeState
-from kvserving_tuner.settings import TuningSettings
+from kvserving_tuner.settings import Mode, TuningSettings
 from kvserving_tuner.state import Ceiling, TunerState
 
 Numbers = Mapping[str, float | str]
@@ -127,8 +127,9 @@ def on_storm(
     if to < knobs.minimum:
         message = f"{storm.message}; the cap is at its minimum, {knobs.minimum}"
         return Proposal(None, Reason.AT_MINIMUM, message, numbers)
-    fit = "" if target.fit is None else f", {target.fit} fit"
-    message = f"{storm.message}: cap lowered from {knobs.highest} to {to}{fit}"
+    moved = _told(settings, "cap lowered", "would lower the cap")
+    fit = "" if target.fit is None else f", {target.fit} sequences fit"
+    message = f"{storm.message}: {moved} from {knobs.highest} to {to}{fit}"
     ceiling = Ceiling(
         sequences=min(cap, target.running),
         tokens_per_request=tokens_per_request(engine, settings.cap),
@@ -153,6 +154,11 @@ def storm_window(
     return None
 
 
+def _told(settings: TuningSettings, done: str, advised: str) -> str:
+    """Words for a change: a recommendation must not read as if something had been changed."""
+    return advised if settings.mode is Mode.RECOMMEND else done
+
+
 def _last_running(part: Window) -> float:
     return part.running.last if isinstance(part.running, GaugeWindow) else 0.0
 
@@ -172,20 +178,22 @@ def on_calm(
         return Proposal(None, Reason.RUNTIME_UNREADABLE, message)
     cap = knobs.common
     if cap is None:
-        return _together(knobs, state)
+        return _together(settings, knobs, state)
     if cap != knobs.clamp(cap):
         to = knobs.clamp(cap)
-        message = f"cap {cap} lies outside {knobs.minimum} to {knobs.maximum}: moved to {to}"
+        moved = _told(settings, "moved", "would move it")
+        message = f"cap {cap} lies outside {knobs.minimum} to {knobs.maximum}: {moved} to {to}"
         return Proposal(Change(Knob.MAX_ACTIVE_SEQS, cap, to), Reason.OUTSIDE_BOUNDS, message)
     if fleet.kind is not DiagnosisKind.SEQUENCE_CAP:
         return Proposal(None, fleet.reason or Reason.HEALTHY, fleet.message)
     return _raise(settings, observation, fleet, cap, knobs, state, now)
 
 
-def _together(knobs: Knobs, state: TunerState) -> Proposal:
+def _together(settings: TuningSettings, knobs: Knobs, state: TunerState) -> Proposal:
     decided = state.cap if state.cap in knobs.in_effect.values() else None
     to = knobs.clamp(knobs.lowest if decided is None else decided)
-    message = f"caps differ ({knobs.lowest} to {knobs.highest}): all set to {to}"
+    moved = _told(settings, "all set", "would set all")
+    message = f"caps differ ({knobs.lowest} to {knobs.highest}): {moved} to {to}"
     return Proposal(Change(Knob.MAX_ACTIVE_SEQS, knobs.highest, to), Reason.CAPS_DIFFER, message)
 
 
@@ -240,9 +248,8 @@ def _raise(
             f"a cap of {cap + 1} would bring KV use to {predicted.usage:.0%} ({predicted.basis})"
         )
         return Proposal(None, Reason.KV_WOULD_FILL, message, numbers)
-    message = (
-        f"{fleet.message}: cap raised from {cap} to {to}, KV use predicted {predicted.usage:.0%}"
-    )
+    moved = _told(settings, "cap raised", "would raise the cap")
+    message = f"{fleet.message}: {moved} from {cap} to {to}, KV use predicted {predicted.usage:.0%}"
     change = Change(Knob.MAX_ACTIVE_SEQS, cap, to)
     return Proposal(change, Reason.SEQUENCES_WAIT_KV_FREE, message, numbers)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -45,13 +46,21 @@ def render(
 def engines_table(observation: Observation, slo: Slo) -> Table:
     """One row per engine, and one for all of them where there are several."""
     percentile = f"p{slo.percentile:g}"
-    table = Table(expand=True, title="engines", title_justify="left")
-    table.add_column("engine")
-    table.add_column("KV use", min_width=14)
-    for name in ("cap", "running", "waiting", "tok/s", "preempt/s", "req/s"):
-        table.add_column(name, justify="right")
-    table.add_column(f"TTFT {percentile}", justify="right")
-    table.add_column(f"TPOT {percentile}", justify="right")
+    # Narrow on purpose: with one engine it has to fit a terminal of 80 columns, in a frame.
+    table = Table(
+        expand=True,
+        title="engines",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=0,
+    )
+    table.add_column("engine", overflow="ellipsis")
+    table.add_column("KV use", min_width=10)
+    for name in ("cap", "run", "wait", "tok/s", "preempt\n/s", "req/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("TTFT", "TPOT"):
+        table.add_column(f"{name} {percentile}", justify="right", no_wrap=True, min_width=10)
     for engine in observation.engines:
         table.add_row(*_row(engine, slo))
     fleet = observation.fleet
@@ -122,13 +131,14 @@ def number(value: Reading, digits: int = 0) -> str:
 
 
 def latency(histogram: Histogram | Unknown, percentile: float) -> str:
-    """A percentile in milliseconds, as the interval that is known for it."""
+    """A percentile as the interval that is known for it, from a second on in seconds."""
     if isinstance(histogram, Unknown):
         return "?"
     found = histogram.quantile(percentile / 100)
     if isinstance(found, Unknown):
         return "-"
-    return interval(found.scaled(1000)) + " ms"
+    largest = found.lo if found.hi == float("inf") else found.hi
+    return f"{interval(found)} s" if largest >= 1 else f"{interval(found.scaled(1000))} ms"
 
 
 def interval(bounds: Interval) -> str:

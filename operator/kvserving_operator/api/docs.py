@@ -4,8 +4,12 @@ python -m kvserving_operator.api.docs --write
 python -m kvserving_operator.api.docs --check
 """
 
+import ast
+import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from kvserving_operator.api.generated import run
 from kvserving_operator.api.reasons import ConditionType, Reason
 from kvserving_operator.api.v1alpha1 import API_VERSION
 from kvserving_operator.api.v1alpha1.engine_args import OWNED_FLAGS
+from kvserving_tuner import decision
 
 _INTRODUCTION = f"""\
 # API reference
@@ -108,8 +113,42 @@ def _resource(definition: Definition) -> str:
 def _reasons() -> str:
     lines = ["## Conditions and reasons", "", "| Condition | Meaning |", "|---|---|"]
     lines += [f"| `{member.value}` | {member.sentence} |" for member in ConditionType]
-    lines += ["", "| Reason | Meaning |", "|---|---|"]
+    lines += ["", "| Reason of a condition or an Event | Meaning |", "|---|---|"]
     lines += [f"| `{member.value}` | {member.sentence} |" for member in Reason]
+    return "\n".join(lines) + "\n"
+
+
+def sentences(enum: type[StrEnum]) -> Mapping[str, str]:
+    """Give each value of an enum with the docstring below its member."""
+    (definition,) = ast.parse(inspect.getsource(enum)).body
+    if not isinstance(definition, ast.ClassDef):
+        raise TypeError(f"expected the source of a class, got {enum!r}")
+    found = {}
+    for member, below in pairwise(definition.body):
+        match member, below:
+            case (
+                ast.Assign(value=ast.Constant(value=str(value))),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                found[value] = " ".join(text.split())
+    return found
+
+
+def _decisions() -> str:
+    lines = [
+        "",
+        "## Decisions",
+        "",
+        "`status.lastDecision`, Events and audit lines name a diagnosis, an action and a reason.",
+        "An Event begins with `diagnosis/reason`, or with one of them where both are the same.",
+    ]
+    for title, enum in (
+        ("Diagnosis", decision.DiagnosisKind),
+        ("Action", decision.Action),
+        ("Reason of a decision", decision.Reason),
+    ):
+        lines += ["", f"| {title} | Meaning |", "|---|---|"]
+        lines += [f"| `{value}` | {text} |" for value, text in sentences(enum).items()]
     return "\n".join(lines) + "\n"
 
 
@@ -124,7 +163,7 @@ def _flags() -> str:
 def generated_files() -> dict[Path, str]:
     """Give path and content of the reference."""
     parts = [_INTRODUCTION, *(_resource(definition) + "\n" for definition in DEFINITIONS)]
-    return {Path("docs/api.md"): "".join(parts) + _flags() + _reasons()}
+    return {Path("docs/api.md"): "".join(parts) + _flags() + _reasons() + _decisions()}
 
 
 if __name__ == "__main__":

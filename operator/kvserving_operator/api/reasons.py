@@ -64,6 +64,10 @@ class Reason(_Explained):
         "PreflightFailed",
         "The engine rejected the new settings; no serving pod was touched.",
     )
+    PREFLIGHT_SKIPPED = (
+        "PreflightSkipped",
+        "The check of the new settings found no room or gave no answer; pods roll unchecked.",
+    )
     UNSCHEDULABLE = (
         "Unschedulable",
         "No node can take a pod: the message says which resource is missing.",

@@ -70,8 +70,9 @@ class KVCacheSpec(ApiModel):
     """Format and eviction of the KV cache."""
 
     dtype: KVCacheDType = KVCacheDType.AUTO
-    """Format in which keys and values are kept; `auto` is the model's own 16-bit dtype.
-    Formats that the engine or the machine lacks are refused in status before any pod is
+    """Format in which keys and values are kept; `auto` follows the engine's `--dtype`, and so the
+    model's own dtype where that is unset. Served today are `auto`, `bfloat16`, `float16` and
+    `fp8_e4m3`, where the machine can; the others are refused in status before any pod is
     touched."""
     eviction: EvictionSpec = Field(default_factory=EvictionSpec, json_schema_extra={"default": {}})
     """What is dropped from the cache while a request runs; the default drops nothing."""

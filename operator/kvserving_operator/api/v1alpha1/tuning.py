@@ -22,12 +22,15 @@ class SLOSpec(ApiModel):
     """Latency targets of the service."""
 
     ttft_milliseconds: Milliseconds | None = None
-    """Time to first token at the percentile, in milliseconds; unset means no target."""
+    """Time to first token at the percentile, in milliseconds; unset means no target. Gives the
+    engine's histogram an edge at this value; decisions do not depend on it yet."""
     tpot_milliseconds: Milliseconds | None = None
     """Time per output token after the first at the percentile, in milliseconds; unset means no
-    target."""
+    target. The tuner raises the cap only while the percentile stays 15 % below it; a missed target
+    alone lowers nothing."""
     percentile: Annotated[int, Field(ge=50, le=99)] = 95
-    """Share of requests that must meet the targets, in percent."""
+    """Share of requests that must meet the targets, in percent; the tuner holds the target for
+    time per output token against it."""
 
 
 class TuningMode(StrEnum):
