@@ -25,12 +25,16 @@ class NoImplementationError(KVServingError):
     """No implementation of the KV operations can run with this device and format."""
 
 
+class SwitchError(KVServingError):
+    """Another KV format could not be put in force; the one from before is."""
+
+
 class RuntimeUnavailableError(KVServingError):
     """The engine core cannot be asked at the moment, or at all in this deployment."""
 
 
-class InvalidChangeError(KVServingError):
-    """A requested change names a wrong field or value; nothing was changed."""
+class InvalidFieldError(KVServingError):
+    """A document has a field with a wrong name or value."""
 
     def __init__(self, field: str, expected: str, got: str) -> None:
         super().__init__(f"{field}: expected {expected}, got {got}")
@@ -46,3 +50,11 @@ class InvalidChangeError(KVServingError):
             "got": self.got,
             "message": str(self),
         }
+
+
+class InvalidChangeError(InvalidFieldError):
+    """A requested change names a wrong field or value; nothing was changed."""
+
+
+class InvalidSettingError(InvalidFieldError):
+    """A setting of the plugin is wrong; the engine does not start with it."""

@@ -49,7 +49,7 @@ def test_kubectl_apply_refuses_and_names_the_field(
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ({"kvCache": {"dtype": "int4"}}, ["int4", "Supported"]),
+        ({"kvCache": {"dtype": "nuq4"}}, ["nuq4", "Supported"]),
         ({"model": {"uri": "pvc://models/no-such-model"}}, ["/models/no-such-model"]),
         ({"engine": {"extraArgs": ["--enforce-eager", "--no-such-flag"]}}, ["--no-such-flag"]),
     ],

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvserving_kernels.errors import InvalidChangeError
-from kvserving_kernels.plugin.changes import IntegerRange, parse_change
+from kvserving_kernels.plugin.changes import Choices, IntegerRange, parse_change
 
 ENVELOPE = {"max_active_seqs": IntegerRange(1, 64)}
 
@@ -48,6 +48,15 @@ def test_a_wrong_document_is_refused_with_the_field_at_fault(document: object, f
 def test_a_known_setting_outside_the_envelope_is_called_restart_class() -> None:
     with pytest.raises(InvalidChangeError, match="restart class on this engine"):
         parse_change({"kv_cache_dtype": "fp8_e4m3", "change_id": "a"}, ENVELOPE)
+
+
+def test_a_name_is_taken_from_the_choices_alone() -> None:
+    envelope = {"kv_cache_dtype": Choices(("auto", "int4"))}
+    change = parse_change({"kv_cache_dtype": "int4", "change_id": "a"}, envelope)
+    assert dict(change.values) == {"kv_cache_dtype": "int4"}
+    for wrong in ("int8", "INT4", 4, None, ["int4"], {"int4": 1}, True):
+        with pytest.raises(InvalidChangeError, match="kv_cache_dtype: expected one of auto, int4"):
+            parse_change({"kv_cache_dtype": wrong, "change_id": "a"}, envelope)
 
 
 def test_a_refusal_never_repeats_a_huge_value() -> None:

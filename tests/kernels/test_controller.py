@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvserving_kernels.plugin.changes import IntegerRange
+from kvserving_kernels.plugin.changes import Choices, IntegerRange, Value
 from kvserving_kernels.plugin.controller import REMEMBERED_CHANGES, RuntimeController
 from kvserving_kernels.plugin.document import (
     Capacity,
@@ -19,18 +19,23 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
 
 
 class FakeEngine:
-    """An engine with two live knobs, of which one may fail."""
+    """An engine with three live knobs, of which one may fail."""
 
     def __init__(self) -> None:
-        self.values = {"max_active_seqs": 64, "max_scheduled_tokens": 2048}
-        self.writes: list[tuple[str, int]] = []
+        self.values: dict[str, Any] = {
+            "max_active_seqs": 64,
+            "max_scheduled_tokens": 2048,
+            "kv_cache_dtype": "bfloat16",
+        }
+        self.writes: list[tuple[str, Value]] = []
         self.fails: str | None = None
 
-    def get(self, knob: str) -> int:
+    def get(self, knob: str) -> Value:
         """Value in force."""
-        return self.values[knob]
+        value: Value = self.values[knob]
+        return value
 
-    def set(self, knob: str, value: int) -> None:
+    def set(self, knob: str, value: Value) -> None:
         """Set a knob, or fail halfway."""
         self.values[knob] = value
         self.writes.append((knob, value))
@@ -39,14 +44,17 @@ class FakeEngine:
             raise RuntimeError("out of memory")
 
     def state(self) -> EngineState:
-        """State with both knobs live."""
+        """State with all knobs live."""
         return EngineState(
             effective=Effective(
-                "bfloat16", self.values["max_active_seqs"], self.values["max_scheduled_tokens"]
+                self.values["kv_cache_dtype"],
+                self.values["max_active_seqs"],
+                self.values["max_scheduled_tokens"],
             ),
             envelope={
                 "max_active_seqs": IntegerRange(1, 64),
                 "max_scheduled_tokens": IntegerRange(64, 2048),
+                "kv_cache_dtype": Choices(("bfloat16", "int4")),
             },
             capacity=Capacity(4096, 32, 128, 1024, 4_194_304, 4.0),
             versions=Versions("0.32.0", "0.1.0"),
@@ -80,6 +88,7 @@ def test_the_document_has_the_shape_that_clients_know(controller: RuntimeControl
         "envelope": {
             "max_active_seqs": {"minimum": 1, "maximum": 64},
             "max_scheduled_tokens": {"minimum": 64, "maximum": 2048},
+            "kv_cache_dtype": {"values": ["bfloat16", "int4"]},
         },
         "capacity": {
             "kv_cache_tokens": 4096,
@@ -177,3 +186,21 @@ def test_remembered_ids_are_bounded(controller: RuntimeController, engine: FakeE
     assert controller.apply(_change("c1", max_active_seqs=2))["outcome"] == "Repeated"
     assert controller.apply(_change("c0", max_active_seqs=1))["outcome"] == "Applied"
     assert len(engine.writes) == written + 1
+
+
+def test_what_empties_the_cache_is_set_last(
+    controller: RuntimeController, engine: FakeEngine
+) -> None:
+    change = _change(kv_cache_dtype="int4", max_scheduled_tokens=512, max_active_seqs=8)
+    assert controller.apply(change)["outcome"] == "Applied"
+    assert [knob for knob, _ in engine.writes][-1] == "kv_cache_dtype"
+
+
+def test_a_failed_switch_takes_the_cheap_settings_back(
+    controller: RuntimeController, engine: FakeEngine
+) -> None:
+    before = dict(engine.values)
+    engine.fails = "kv_cache_dtype"
+    answer = controller.apply(_change(kv_cache_dtype="int4", max_active_seqs=8))
+    assert answer["outcome"] == "Failed"
+    assert engine.values == before

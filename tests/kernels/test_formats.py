@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from kvserving_kernels.formats import DTYPES, KVCacheDType, supported_dtypes, this_machine, why_not
+from kvserving_kernels.formats import (
+    DTYPES,
+    LAYOUTS,
+    KVCacheDType,
+    supported_dtypes,
+    this_machine,
+    why_not,
+)
 from kvserving_kernels.formats.machine import parse_cpuinfo
 
 AVX2 = frozenset({"sse4_2", "avx", "avx2", "fma"})
@@ -51,15 +58,24 @@ def test_a_gpu_stores_what_vllm_stores() -> None:
 def test_a_refusal_says_what_is_needed_what_is_there_and_what_works() -> None:
     assert why_not("fp8_e4m3", "CPU", VERSION, AVX2) == (
         "fp8_e4m3 on CPU needs AVX-512 or AMX; this machine has avx2. "
-        "Supported here: auto, bfloat16, float16"
+        "Supported here: auto, bfloat16, float16, int8, k8v4, int4, int4_hadamard, int2, k2v4"
     )
 
 
 def test_a_format_without_kernels_is_refused_on_every_platform() -> None:
     for accelerator in ("CPU", "NVIDIA"):
-        reason = why_not("int4", accelerator, VERSION, AVX512)
+        reason = why_not("nuq4", accelerator, VERSION, AVX512)
         assert reason is not None
-        assert reason.startswith("int4 needs KV kernels that are not available yet on vLLM 0.32.0")
+        assert reason.startswith("nuq4 has no KV kernels yet. Supported here: auto, ")
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_format_of_ours_needs_an_engine_that_the_plugin_knows(name: str) -> None:
+    assert why_not(name, "CPU", "0.32.7", AVX2, "float32") is None
+    assert why_not(name, "NVIDIA", "0.32.0") is None
+    reason = why_not(name, "CPU", "0.33.0", AVX2)
+    assert reason is not None
+    assert reason.startswith(f"{name} needs the kvserving plugin on vLLM 0.32.x; this is vLLM 0.33")
 
 
 @pytest.mark.parametrize("name", ["int5", "nvfp4", "turboquant_k8v4", "int8_per_token_head"])

@@ -69,7 +69,7 @@ def test_a_whole_command_line_may_be_given(prefix: str) -> None:
         ("m --kv-cache-dtype fp8_e4m3", CPU, "--kv-cache-dtype", Reason.KV_DTYPE_UNSUPPORTED),
         ("m --kv-cache-dtype fp8", CPU, "--kv-cache-dtype", Reason.KV_DTYPE_UNSUPPORTED),
         ("m --kv-cache-dtype nvfp4", CPU, "--kv-cache-dtype", Reason.KV_DTYPE_UNSUPPORTED),
-        ("m --kv-cache-dtype int4", GPU, "--kv-cache-dtype", Reason.KV_DTYPE_UNSUPPORTED),
+        ("m --kv-cache-dtype nuq4", GPU, "--kv-cache-dtype", Reason.KV_DTYPE_UNSUPPORTED),
         ("m --kv-cache-dtype float16", CPU, "--kv-cache-dtype", Reason.KV_DTYPE_UNSUPPORTED),
         (
             "m --dtype float32 --kv-cache-dtype bfloat16",

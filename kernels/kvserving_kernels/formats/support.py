@@ -7,6 +7,7 @@ and the plugin's guard inside the running engine.
 from typing import Final, Literal
 
 from kvserving_kernels.formats.dtypes import KVCacheDType
+from kvserving_kernels.formats.layout import LAYOUTS
 from kvserving_kernels.formats.machine import AMX_KERNELS, AVX512_KERNELS, describe
 
 Accelerator = Literal["CPU", "NVIDIA"]
@@ -18,6 +19,9 @@ NATIVE: Final = (
     KVCacheDType.FP8_E4M3,
 )
 """Formats that vLLM itself stores."""
+
+PLUGIN_VERSIONS: Final = ("0.32",)
+"""Minor versions of vLLM in which the plugin stores the formats that have a layout here."""
 
 ALIASES: Final = {"fp8": KVCacheDType.FP8_E4M3}
 """Names that vLLM takes for one of the native formats."""
@@ -42,7 +46,7 @@ def why_not(
         return None
     names = [
         name.value
-        for name in NATIVE
+        for name in (*NATIVE, *LAYOUTS)
         if _reason(name, accelerator, engine_version, cpu_features, model_dtype) is None
     ]
     return f"{reason}. Supported here: {', '.join(names)}"
@@ -76,7 +80,7 @@ def _reason(
         known = ", ".join(dtype.value for dtype in KVCacheDType)
         return f"{name!r} is not a KV cache format; known are {known}"
     if dtype not in NATIVE:
-        return f"{dtype} needs KV kernels that are not available yet on vLLM {engine_version}"
+        return _own(dtype, engine_version)
     # A GPU's own limits (compute capability, attention backend) are vLLM's to check: it does so.
     if accelerator == "NVIDIA":
         return None
@@ -88,6 +92,15 @@ def _reason(
             f"{dtype} on CPU needs a model that runs in {dtype}, and this one runs in {model_dtype}"
         )
     return None
+
+
+def _own(dtype: KVCacheDType, engine_version: str) -> str | None:
+    if dtype not in LAYOUTS:
+        return f"{dtype} has no KV kernels yet"
+    if ".".join(engine_version.split(".")[:2]) in PLUGIN_VERSIONS:
+        return None
+    versions = ", ".join(f"{version}.x" for version in PLUGIN_VERSIONS)
+    return f"{dtype} needs the kvserving plugin on vLLM {versions}; this is vLLM {engine_version}"
 
 
 def _fp8_on_cpu(cpu_features: frozenset[str] | None) -> str | None:

@@ -39,7 +39,27 @@ class IntegerRange:
         return {"minimum": self.minimum, "maximum": self.maximum}
 
 
-Envelope = Mapping[str, IntegerRange]
+@dataclass(frozen=True)
+class Choices:
+    """The names that a knob takes."""
+
+    values: tuple[str, ...]
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, str) and value in self.values
+
+    def __str__(self) -> str:
+        return f"one of {', '.join(self.values)}"
+
+    def to_json(self) -> dict[str, list[str]]:
+        """As the API's `envelope` shows it."""
+        return {"values": list(self.values)}
+
+
+Value = int | str
+"""A setting of a knob."""
+
+Envelope = Mapping[str, IntegerRange | Choices]
 """The knobs that may change live on an engine, each with the values it takes."""
 
 
@@ -48,7 +68,7 @@ class Change:
     """A valid change: what to set, under the caller's name for it."""
 
     change_id: str
-    values: Mapping[str, int]
+    values: Mapping[str, Value]
 
 
 def parse_change(document: object, envelope: Envelope) -> Change:
@@ -59,7 +79,7 @@ def parse_change(document: object, envelope: Envelope) -> Change:
     if not isinstance(change_id, str) or not _CHANGE_ID.fullmatch(change_id):
         expected = f"1 to 128 characters matching {_CHANGE_ID.pattern}"
         raise InvalidChangeError("change_id", expected, _shown(change_id))
-    values: dict[str, int] = {}
+    values: dict[str, Value] = {}
     for field, value in document.items():
         if field == "change_id":
             continue

@@ -11,11 +11,15 @@ from enum import StrEnum
 from typing import Any, Final, Protocol
 
 from kvserving_kernels.errors import InvalidChangeError
-from kvserving_kernels.plugin.changes import Change, parse_change
+from kvserving_kernels.plugin.changes import Change, Value, parse_change
 from kvserving_kernels.plugin.document import EngineState, LastChange, render
 
 REMEMBERED_CHANGES: Final = 256
 """Change ids kept for idempotence; a client repeats within seconds, so a few would do."""
+
+
+_COSTLY_LAST: Final = ("max_active_seqs", "max_scheduled_tokens", "eviction", "kv_cache_dtype")
+"""Order of setting: what empties the cache comes last, so that nothing after it can undo it."""
 
 
 class Engine(Protocol):
@@ -25,11 +29,11 @@ class Engine(Protocol):
         """Read the running engine."""
         ...
 
-    def get(self, knob: str) -> int:
+    def get(self, knob: str) -> Value:
         """Value in force of a live knob."""
         ...
 
-    def set(self, knob: str, value: int) -> None:
+    def set(self, knob: str, value: Value) -> None:
         """Set a live knob; a raised error means that the knob may be in either state."""
         ...
 
@@ -49,7 +53,7 @@ class RuntimeController:
     def __init__(self, engine: Engine, now: Callable[[], datetime]) -> None:
         self._engine = engine
         self._now = now
-        self._applied: OrderedDict[str, Mapping[str, int]] = OrderedDict()
+        self._applied: OrderedDict[str, Mapping[str, Value]] = OrderedDict()
         self._last: LastChange | None = None
 
     def describe(self) -> dict[str, Any]:
@@ -98,8 +102,8 @@ class RuntimeController:
     def _set_all(self, change: Change) -> str | None:
         before = {knob: self._engine.get(knob) for knob in change.values}
         try:
-            for knob, value in change.values.items():
-                self._engine.set(knob, value)
+            for knob in sorted(change.values, key=_COSTLY_LAST.index):
+                self._engine.set(knob, change.values[knob])
         # Whatever a knob raises, the engine must serve on with what it had.
         except Exception as error:
             for knob, value in before.items():

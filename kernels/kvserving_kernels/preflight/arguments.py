@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kvserving_kernels.formats.flags import dtype_in
+
 _PARALLEL: Final = ("--tensor", "-tp", "--pipeline", "-pp", "--decode-context", "-dcp")
 
 
@@ -30,7 +32,9 @@ def read_settings(arguments: Sequence[str]) -> Settings:
     """Find the values; the last mention of a flag counts, as in vLLM's parser."""
     return Settings(
         model=_model(arguments),
-        kv_cache_dtype=_option(arguments, "kv-cache-dtype") or "auto",
+        kv_cache_dtype=dtype_in(_option(arguments, "additional-config"))
+        or _option(arguments, "kv-cache-dtype")
+        or "auto",
         dtype=_option(arguments, "dtype") or "auto",
         max_model_len=_option(arguments, "max-model-len"),
         max_num_seqs=_option(arguments, "max-num-seqs"),

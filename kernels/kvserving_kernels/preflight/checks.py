@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kvserving_kernels.formats import ALIASES, DTYPES, KVCacheDType, why_not
+from kvserving_kernels.formats import ALIASES, DTYPES, LAYOUTS, KVCacheDType, layout_of, why_not
+from kvserving_kernels.formats.layout import HEAD_SIZES
 from kvserving_kernels.preflight.arguments import Settings
 from kvserving_kernels.preflight.finding import Finding, Reason
 from kvserving_kernels.preflight.model import ModelConfig
@@ -56,6 +57,8 @@ def _kv_dtype(settings: Settings, host: Host, model: ModelConfig | None) -> Find
     )
     if reason is not None:
         return Finding(flag, Reason.KV_DTYPE_UNSUPPORTED, reason)
+    if name in set(LAYOUTS):
+        return _layout(name, settings, host, model)
     quantized = name in ALIASES or name == KVCacheDType.FP8_E4M3
     size = model.head_size if model else None
     if host.accelerator == "CPU" and quantized and size and size % _HEAD_SIZE_MULTIPLE:
@@ -65,6 +68,22 @@ def _kv_dtype(settings: Settings, host: Host, model: ModelConfig | None) -> Find
         )
         return Finding(flag, Reason.KV_DTYPE_UNSUPPORTED, message)
     return None
+
+
+def _layout(name: str, settings: Settings, host: Host, model: ModelConfig | None) -> Finding | None:
+    layout = layout_of(name)
+    # A GPU engine that is told no block size takes one that the format can do.
+    size = _number(settings.block_size)
+    if size is None:
+        size = (
+            _DEFAULT_BLOCK_SIZES["CPU"] if host.accelerator == "CPU" else layout.minimum_block_size
+        )
+    head_size = (model.head_size if model else None) or HEAD_SIZES[0]
+    reason = layout.why_not(size, head_size)
+    if reason is None:
+        return None
+    flag = "--block-size" if reason.startswith("block size") else "--additional-config"
+    return Finding(flag, Reason.KV_DTYPE_UNSUPPORTED, reason)
 
 
 def _model_dtype(settings: Settings, model: ModelConfig | None) -> str | None:
@@ -129,11 +148,21 @@ def _element_bytes(settings: Settings, model: ModelConfig | None) -> float | Non
     if name == KVCacheDType.AUTO:
         sizes = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
         return sizes.get(_model_dtype(settings, model) or "")
+    if name in set(LAYOUTS):
+        return _layout_bytes(settings, model)
     try:
         bits = DTYPES[ALIASES.get(name) or KVCacheDType(name)].bits_per_element
     except ValueError:
         return None
     return None if bits is None else bits / 8
+
+
+def _layout_bytes(settings: Settings, model: ModelConfig | None) -> float | None:
+    layout, size = layout_of(settings.kv_cache_dtype), _number(settings.block_size)
+    head_size = model.head_size if model else None
+    if head_size is None or size is None or layout.why_not(size, head_size) is not None:
+        return None
+    return layout.page(size, head_size).bits_per_element / 8
 
 
 def _number(text: str | None) -> int | None:

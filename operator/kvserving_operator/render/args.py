@@ -6,8 +6,10 @@
 import json
 from collections.abc import Sequence
 
+from kvserving_kernels.formats import KVCacheDType
+from kvserving_kernels.formats.flags import dtype_flag
 from kvserving_operator.api.base import quantity_bytes
-from kvserving_operator.api.v1alpha1 import KVCacheDType, Switch
+from kvserving_operator.api.v1alpha1 import Switch
 from kvserving_operator.render.drain import EXIT_SECONDS
 from kvserving_operator.render.engine import Engine
 from kvserving_operator.render.names import ENGINE_PORT, READY_PATH
@@ -57,8 +59,9 @@ def engine_args(engine: Engine) -> tuple[str, ...]:
     args.append(_switch("chunked-prefill", spec.chunked_prefill))
     if spec.weight_quantization:
         args.append(f"--quantization={spec.weight_quantization}")
-    if engine.spec.kv_cache.dtype is not KVCacheDType.AUTO:
-        args.append(f"--kv-cache-dtype={engine.spec.kv_cache.dtype.value}")
+    dtype = dtype_flag(KVCacheDType(engine.spec.kv_cache.dtype.value))
+    if dtype is not None:
+        args.append(dtype)
     if engine.version and engine.version >= QUIET_ENDPOINTS:
         args.append(f"--disable-access-log-for-endpoints={','.join(POLLED_ENDPOINTS)}")
     if engine.version and engine.version >= SHUTDOWN_TIMEOUT:

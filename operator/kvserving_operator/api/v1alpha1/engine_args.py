@@ -35,6 +35,7 @@ OWNED_FLAGS: dict[str, str] = {
     "--no-enable-chunked-prefill": "spec.engine.chunkedPrefill",
     "--quantization": "spec.engine.weightQuantization",
     "--kv-cache-dtype": "spec.kvCache.dtype",
+    "--additional-config": "spec.kvCache.dtype",
     "--calculate-kv-scales": "spec.kvCache.dtype",
     "--max-num-active-seqs": "spec.tuning.knobs",
     "--host": _OPERATOR,

@@ -4,11 +4,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from kvserving_kernels.formats import KVCacheDType
+from kvserving_kernels.formats import NATIVE, KVCacheDType
 from kvserving_operator.api.base import ApiModel
 from kvserving_operator.api.metadata import ObjectMeta, ResourceModel
-from kvserving_operator.api.rules import Rule
-from kvserving_operator.api.v1alpha1.engine import EngineSpec
+from kvserving_operator.api.rules import Rule, cel_string
+from kvserving_operator.api.v1alpha1.engine import EngineSpec, Switch
 from kvserving_operator.api.v1alpha1.kv_cache import KVCacheSpec
 from kvserving_operator.api.v1alpha1.model import ModelSpec
 from kvserving_operator.api.v1alpha1.monitoring import MonitoringSpec
@@ -38,6 +38,13 @@ def _knobs_inside(spec: "KVServingSpec") -> bool:
     )
 
 
+def _plugin_stores(spec: "KVServingSpec") -> bool:
+    return spec.kv_cache.dtype in NATIVE or spec.engine.plugin is Switch.ENABLED
+
+
+_OWN_FORMATS = ", ".join(cel_string(dtype) for dtype in KVCacheDType if dtype not in NATIVE)
+
+
 class KVServingSpec(ApiModel):
     """What is served, on which engine, and what the tuner may change."""
 
@@ -48,6 +55,13 @@ class KVServingSpec(ApiModel):
             holds=_dtype_allowed,
             message="must hold spec.kvCache.dtype ({self.kvCache.dtype}), which is served now",
             field="tuning.allowedDtypes",
+        ),
+        Rule(
+            cel=f"!(self.kvCache.dtype in [{_OWN_FORMATS}]) || self.engine.plugin == 'Enabled'",
+            holds=_plugin_stores,
+            message="must be Enabled for spec.kvCache.dtype ({self.kvCache.dtype}), which the"
+            " plugin stores",
+            field="engine.plugin",
         ),
         Rule(
             cel="self.tuning.knobs.all(knob,"

@@ -1,0 +1,232 @@
+"""An attention backend per KV format: pages of our layouts, stored and read by our operations."""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, ClassVar
+
+import torch
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionCGSupport,
+    AttentionImpl,
+    AttentionMetadata,
+    AttentionMetadataBuilder,
+    AttentionType,
+    CommonAttentionMetadata,
+    MultipleOf,
+)
+from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheLayout
+
+from kvserving_kernels.errors import UnsupportedEngineError
+from kvserving_kernels.formats import LAYOUTS, KVCacheDType, KVLayout, PageLayout
+from kvserving_kernels.formats.layout import HEAD_SIZES
+from kvserving_kernels.ops.pages import Batch
+from kvserving_kernels.ops.quantize import new_counters
+from kvserving_kernels.ops.registry import Operations, select
+
+
+class KVFormatBackend(AttentionBackend):
+    """What all formats have in common; a subclass names its layout."""
+
+    layout: ClassVar[KVLayout]
+    forward_includes_kv_cache_update = False
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
+    # vLLM's own name stays `auto`: the pages are bytes, whatever it says.
+    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto"]
+
+    @staticmethod
+    def get_name() -> str:
+        """A name that vLLM keeps for backends from outside."""
+        return "CUSTOM"
+
+    @classmethod
+    def get_impl_cls(cls) -> "type[KVFormatImpl]":
+        """Implementation for this format."""
+        return _implementation(cls.layout)
+
+    @staticmethod
+    def get_builder_cls() -> "type[KVFormatMetadataBuilder]":
+        """Builder of what an implementation needs to know of a batch."""
+        return KVFormatMetadataBuilder
+
+    @classmethod
+    def get_supported_head_sizes(cls) -> list[int]:
+        """Head sizes that have a layout."""
+        return list(HEAD_SIZES)
+
+    @classmethod
+    def get_supported_kernel_block_sizes(cls, kv_cache_spec: Any = None) -> list[int | MultipleOf]:
+        """Block sizes in tokens; a block is never split, since its codes depend on each other."""
+        return [MultipleOf(max(16, cls.layout.minimum_block_size))]
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
+        """The layout in which all bytes of a block and head are adjacent."""
+        return (KVCacheLayout.LBHNC,)
+
+    @classmethod
+    def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
+        """Give the spec with pages of bytes, sized for this format."""
+        if spec.state_content_bytes is not None:
+            return spec
+        page = cls.layout.page(spec.block_size, spec.head_size)
+        return replace(spec, dtype=torch.uint8, state_content_bytes=page.bytes_per_token)
+
+
+class Int8Backend(KVFormatBackend):
+    """Backend of `int8`."""
+
+    layout = LAYOUTS[KVCacheDType.INT8]
+
+
+class K8V4Backend(KVFormatBackend):
+    """Backend of `k8v4`."""
+
+    layout = LAYOUTS[KVCacheDType.K8V4]
+
+
+class Int4Backend(KVFormatBackend):
+    """Backend of `int4`."""
+
+    layout = LAYOUTS[KVCacheDType.INT4]
+
+
+class Int4HadamardBackend(KVFormatBackend):
+    """Backend of `int4_hadamard`."""
+
+    layout = LAYOUTS[KVCacheDType.INT4_HADAMARD]
+
+
+class Int2Backend(KVFormatBackend):
+    """Backend of `int2`."""
+
+    layout = LAYOUTS[KVCacheDType.INT2]
+
+
+class K2V4Backend(KVFormatBackend):
+    """Backend of `k2v4`."""
+
+    layout = LAYOUTS[KVCacheDType.K2V4]
+
+
+@dataclass
+class KVFormatMetadata(AttentionMetadata):
+    """A batch without its padding at the end."""
+
+    num_actual_tokens: int
+    batch: Batch
+
+
+class KVFormatMetadataBuilder(AttentionMetadataBuilder[KVFormatMetadata]):
+    """Passes the runner's tensors on: the operations read lengths where they are."""
+
+    _cudagraph_support: ClassVar[AttentionCGSupport] = (
+        AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    )
+
+    def __init__(
+        self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> KVFormatMetadata:
+        """Metadata of one step."""
+        common = common_attn_metadata
+        batch = Batch(common.query_start_loc, common.seq_lens, common.block_table_tensor)
+        return KVFormatMetadata(common.num_actual_tokens, batch)
+
+
+class KVFormatImpl(AttentionImpl):
+    """Attention of one layer; a subclass names its layout."""
+
+    layout: ClassVar[KVLayout]
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        **others: Any,
+    ) -> None:
+        for feature, used in (
+            ("ALiBi", alibi_slopes is not None),
+            ("a sliding window", sliding_window is not None),
+            ("a soft cap on logits", bool(logits_soft_cap)),
+            ("KV shared with another layer", kv_sharing_target_layer_name is not None),
+            *((name, value is not None) for name, value in others.items()),
+        ):
+            if used:
+                raise UnsupportedEngineError(
+                    f"KV format {self.layout.dtype}: this model has a layer with {feature}, which "
+                    "needs a format of vLLM's own"
+                )
+        self.num_heads = num_heads
+        self.head_size = head_size
+        self.scale = float(scale)
+        self.num_kv_heads = num_kv_heads or num_heads
+        self.kv_cache_dtype = kv_cache_dtype
+        self.attn_type = attn_type
+        self.counters: torch.Tensor | None = None
+        self._page: PageLayout | None = None
+        self._operations: Operations | None = None
+
+    def do_kv_cache_update(
+        self,
+        layer: torch.nn.Module,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Store keys and values [tokens, kv_heads, head_size]."""
+        page, operations = self._for(kv_cache)
+        count = slot_mapping.shape[0]
+        operations.store(page, key[:count], value[:count], kv_cache, slot_mapping, self.counters)
+
+    def forward(
+        self,
+        layer: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: KVFormatMetadata | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Write attention [tokens, heads, head_size] of queries to what is stored into `output`."""
+        # Profiling runs have no batch: what they compute is not looked at.
+        if attn_metadata is None:
+            return output.zero_()
+        page, operations = self._for(kv_cache)
+        count = attn_metadata.num_actual_tokens
+        output[:count] = operations.attend(
+            page, query[:count], kv_cache, attn_metadata.batch, self.scale
+        )
+        return output
+
+    def _for(self, kv_cache: torch.Tensor) -> tuple[PageLayout, Operations]:
+        block_size = kv_cache.shape[2]
+        if self._page is None or self._operations is None or self._page.block_size != block_size:
+            self._page = self.layout.page(block_size, self.head_size)
+            self._operations = select(self._page, kv_cache.device)
+            self.counters = new_counters(kv_cache.device)
+        return self._page, self._operations
+
+
+@cache
+def _implementation(layout: KVLayout) -> type[KVFormatImpl]:
+    return type(f"KVFormatImpl_{layout.dtype}", (KVFormatImpl,), {"layout": layout})

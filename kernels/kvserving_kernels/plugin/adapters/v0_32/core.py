@@ -1,0 +1,162 @@
+"""The engine core as the runtime API sees it: what is in force, what may change, what fits."""
+
+import logging
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+from kvserving_kernels.errors import UnsupportedEngineError
+from kvserving_kernels.formats import LAYOUTS, NATIVE, this_machine
+from kvserving_kernels.formats import why_not as why_not_native
+from kvserving_kernels.plugin.adapters.v0_32.selection import (
+    effective_dtype,
+    torch_name,
+    why_not,
+)
+from kvserving_kernels.plugin.adapters.v0_32.switch import switch_kv_dtype
+from kvserving_kernels.plugin.changes import Choices, Envelope, IntegerRange, Value
+from kvserving_kernels.plugin.controller import RuntimeController
+from kvserving_kernels.plugin.document import (
+    Capacity,
+    Effective,
+    EngineState,
+    Startup,
+    Versions,
+)
+from kvserving_kernels.plugin.guard import CPU, NVIDIA
+
+logger = logging.getLogger("vllm.kvserving")
+
+
+def describe(core: Any) -> dict[str, Any]:
+    """`EngineCore.kvserving_describe`."""
+    return _controller(core).describe()
+
+
+# No annotation on `document`: vLLM would convert the argument to it, and validation is ours.
+def apply(core, document):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """`EngineCore.kvserving_apply`."""
+    answer = _controller(core).apply(document)
+    logger.info("kvserving: change %s: %s", document, answer["outcome"])
+    return answer
+
+
+class Engine:
+    """A running `EngineCore` as the controller sees it."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+        if not hasattr(core.scheduler, "max_num_active_reqs"):
+            raise UnsupportedEngineError(
+                f"the scheduler {type(core.scheduler).__name__} has no max_num_active_reqs: "
+                "the runtime API needs vLLM's own scheduler or a subclass of it"
+            )
+
+    def get(self, knob: str) -> Value:
+        """Value in force of a live knob."""
+        scheduler = self._core.scheduler
+        match knob:
+            case "max_active_seqs":
+                return int(scheduler.max_num_active_reqs)
+            case "max_scheduled_tokens":
+                return int(scheduler.max_num_scheduled_tokens)
+            case "kv_cache_dtype":
+                return effective_dtype(self._core.vllm_config)
+        raise KeyError(knob)
+
+    def set(self, knob: str, value: Value) -> None:
+        """Set a live knob; it counts from the next step on."""
+        scheduler = self._core.scheduler
+        match knob:
+            case "max_active_seqs":
+                scheduler.max_num_active_reqs = value
+            case "max_scheduled_tokens":
+                scheduler.max_num_scheduled_tokens = value
+            case "kv_cache_dtype":
+                dtype = self._model_dtype() if value == "auto" else str(value)
+                if dtype != self.get(knob):
+                    switch_kv_dtype(self._core, dtype)
+            case _:
+                raise KeyError(knob)
+
+    def state(self) -> EngineState:
+        """Read the engine."""
+        import vllm
+
+        scheduler, config = self._core.scheduler, self._core.vllm_config
+        slots = int(scheduler.max_num_running_reqs)
+        return EngineState(
+            effective=Effective(
+                kv_cache_dtype=effective_dtype(config),
+                max_active_seqs=int(scheduler.max_num_active_reqs),
+                max_scheduled_tokens=int(scheduler.max_num_scheduled_tokens),
+            ),
+            envelope=self._envelope(slots),
+            capacity=_capacity(config, scheduler.kv_cache_config),
+            versions=Versions(vllm.__version__.partition("+")[0], version("kvserving")),
+            startup=Startup(
+                max_num_seqs=slots,
+                max_num_batched_tokens=int(config.scheduler_config.max_num_batched_tokens),
+                max_model_len=int(config.model_config.max_model_len),
+                prefix_caching=bool(config.cache_config.enable_prefix_caching),
+                dtype=self._model_dtype(),
+            ),
+        )
+
+    def _model_dtype(self) -> str:
+        return torch_name(self._core.vllm_config.model_config.dtype)
+
+    def _envelope(self, slots: int) -> Envelope:
+        config = self._core.vllm_config
+        envelope: dict[str, IntegerRange | Choices] = {"max_active_seqs": IntegerRange(1, slots)}
+        budget = int(config.scheduler_config.max_num_batched_tokens)
+        # A budget below one token per running sequence would stop some of them, and without
+        # chunked prefill a prompt longer than the budget would never start.
+        if config.scheduler_config.enable_chunked_prefill and slots <= budget:
+            envelope["max_scheduled_tokens"] = IntegerRange(slots, budget)
+        dtypes = self._dtypes()
+        if dtypes:
+            envelope["kv_cache_dtype"] = Choices(dtypes)
+        return envelope
+
+    def _dtypes(self) -> tuple[str, ...]:
+        """Formats that this engine can switch to, none where it stores none of ours."""
+        import vllm
+        from vllm.platforms import current_platform
+
+        config = self._core.vllm_config
+        own = [dtype.value for dtype in LAYOUTS if why_not(config, dtype) is None]
+        if not own:
+            return ()
+        accelerator = CPU if current_platform.is_cpu() else NVIDIA
+        engine, machine = vllm.__version__.partition("+")[0], this_machine()
+        native = [
+            dtype.value
+            for dtype in NATIVE
+            if why_not_native(dtype, accelerator, engine, machine, self._model_dtype()) is None
+        ]
+        return (*native, *own)
+
+
+def _capacity(config: Any, kv_cache: Any) -> Capacity:
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_capacity
+
+    tokens, concurrency = get_kv_cache_capacity(config, kv_cache)
+    kv_cache_bytes = sum(int(tensor.size) for tensor in kv_cache.kv_cache_tensors)
+    block_size = int(config.cache_config.block_size)
+    return Capacity(
+        kv_cache_tokens=int(tokens),
+        blocks=int(kv_cache.num_blocks),
+        block_size=block_size,
+        bytes_per_token=kv_cache_bytes // max(1, int(kv_cache.num_blocks) * block_size),
+        kv_cache_bytes=kv_cache_bytes,
+        max_concurrency=round(float(concurrency), 3),
+    )
+
+
+def _controller(core: Any) -> RuntimeController:
+    controller: RuntimeController | None = getattr(core, "_kvserving_controller", None)
+    if controller is None:
+        controller = RuntimeController(Engine(core), lambda: datetime.now(UTC))
+        core._kvserving_controller = controller
+    return controller

@@ -1,0 +1,195 @@
+"""Another KV format for a running engine: requests in flight are computed again, none is lost.
+
+All running requests go back to the queue, the old cache is dropped, each layer gets the backend of
+the new format, a cache of as many bytes is laid out, and the scheduler gets a manager for its
+blocks. Weights, runner and queues stay. If any step fails, the same steps bring the old format
+back; if that fails too, the engine ends, so that it is restarted instead of answering nonsense.
+
+Relied on: `Scheduler.reset_prefix_cache`, `GPUModelRunner._cleanup_profiling_kv_cache`,
+`EngineCore._initialize_kv_caches`, and the arguments of `KVCacheManager`.
+"""
+
+import logging
+import time
+from functools import partial
+from typing import Any
+
+from kvserving_kernels.errors import SwitchError, UnsupportedEngineError
+from kvserving_kernels.formats import LAYOUTS, KVCacheDType
+from kvserving_kernels.plugin.adapters.v0_32.selection import (
+    BACKEND_CLASSES,
+    effective_dtype,
+    set_dtype,
+)
+
+logger = logging.getLogger("vllm.kvserving")
+
+
+def switch_kv_dtype(core: Any, dtype: str) -> None:
+    """Store the KV cache in another format from the next step on.
+
+    SwitchError where it failed and the old format is in force again.
+    """
+    before = effective_dtype(core.vllm_config)
+    began = time.monotonic()
+    _finish_steps_under_way(core)
+    core.scheduler.reset_prefix_cache(reset_running_requests=True)
+    try:
+        _lay_out(core, dtype)
+    # Whatever a worker raises, the engine must serve on with what it had.
+    except Exception as error:
+        logger.exception("kvserving: switch from %s to %s failed", before, dtype)
+        _return_to(core, before)
+        raise SwitchError(f"{dtype}: {error}; {before} is in force again") from error
+    took = time.monotonic() - began
+    logger.info("kvserving: switched from %s to %s in %.3f s", before, dtype, took)
+
+
+def _return_to(core: Any, dtype: str) -> None:
+    try:
+        _lay_out(core, dtype)
+    except Exception:
+        logger.exception("kvserving: %s cannot be restored: the engine ends", dtype)
+        _end(core)
+        raise
+
+
+def _end(core: Any) -> None:
+    from vllm.v1.engine import EngineCoreRequestType
+
+    core.input_queue.put_nowait((EngineCoreRequestType.EXECUTOR_FAILED, b""))
+
+
+def _finish_steps_under_way(core: Any) -> None:
+    """Wait for steps that were already given to the workers, without beginning others."""
+    from vllm.v1.core.sched.interface import PauseState
+
+    if not core.batch_queue:
+        return
+    state = core.scheduler.pause_state
+    core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+    try:
+        while core.batch_queue:
+            core._process_engine_step()
+    finally:
+        core.scheduler.set_pause_state(state)
+
+
+def _lay_out(core: Any, dtype: str) -> None:
+    """Give workers and scheduler an empty cache in a format."""
+    set_dtype(core.vllm_config, dtype)
+    core.model_executor.collective_rpc(partial(prepare_worker, dtype=dtype))
+    available = core.available_gpu_memory_for_kv_cache
+    executor = core.model_executor
+    # Memory was profiled at start, and the weights have not changed since.
+    executor.determine_available_memory = lambda: [available] * _workers(core)
+    try:
+        kv_cache = core._initialize_kv_caches(core.vllm_config)
+    finally:
+        del executor.determine_available_memory
+    _adopt(core, kv_cache)
+
+
+def _workers(core: Any) -> int:
+    return int(core.vllm_config.parallel_config.world_size)
+
+
+def _adopt(core: Any, kv_cache: Any) -> None:
+    """Have the scheduler hand out the blocks of a new cache."""
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+
+    scheduler, config = core.scheduler, core.vllm_config
+    sizes = resolve_kv_cache_block_sizes(kv_cache, config)
+    if sizes != (scheduler.block_size, scheduler.hash_block_size):
+        raise UnsupportedEngineError(
+            f"block size: expected {scheduler.block_size} as before, got {sizes[0]}"
+        )
+    scheduler.kv_cache_config = kv_cache
+    scheduler.kv_cache_manager = KVCacheManager(
+        kv_cache_config=kv_cache,
+        max_model_len=scheduler.max_model_len,
+        max_in_flight_tokens=config.max_in_flight_tokens,
+        enable_caching=scheduler.cache_config.enable_prefix_caching,
+        use_eagle=scheduler.use_eagle_block_drop,
+        num_prefill_lookahead=scheduler.num_prefill_lookahead,
+        log_stats=scheduler.log_stats,
+        enable_kv_cache_events=scheduler.enable_kv_cache_events,
+        dcp_world_size=scheduler.dcp_world_size,
+        pcp_world_size=1,
+        scheduler_block_size=scheduler.block_size,
+        hash_block_size=scheduler.hash_block_size,
+        metrics_collector=scheduler.kv_metrics_collector,
+        watermark=scheduler.scheduler_config.watermark,
+        enable_mamba_shared_prefix_checkpoint=(
+            scheduler.cache_config.enable_mamba_shared_prefix_checkpoint
+        ),
+    )
+    scheduler.needs_kv_cache_zeroing = kv_cache.needs_kv_cache_zeroing
+    core._initialize_effective_attention_block_size()
+
+
+def prepare_worker(worker: Any, dtype: str) -> None:
+    """In a worker: drop the cache and give each attention layer the backend of a format."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.layers.attention import Attention
+    from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
+
+    runner, config = worker.model_runner, worker.vllm_config
+    set_dtype(config, dtype)
+    runner._cleanup_profiling_kv_cache()
+    name = config.cache_config.cache_dtype
+    runner.kv_cache_dtype = kv_cache_dtype_str_to_dtype(name, config.model_config)
+    with set_current_vllm_config(config):
+        for layer in runner.compilation_config.static_forward_context.values():
+            if isinstance(layer, Attention):
+                _give_backend(layer, dtype, name, runner.kv_cache_dtype, config.model_config.dtype)
+
+
+def _give_backend(layer: Any, dtype: str, name: str, torch_dtype: Any, model_dtype: Any) -> None:
+    first = getattr(layer, "_kvserving_first", None)
+    if first is None:
+        first = (layer.kv_cache_dtype, layer.attn_backend, layer.impl)
+        layer._kvserving_first = first
+    first_name, first_backend, first_impl = first
+    own = getattr(first_backend, "layout", None)
+    layer.kv_cache_dtype, layer.kv_cache_torch_dtype = name, torch_dtype
+    started_so = own is not None and own.dtype == dtype
+    started_so = started_so or (own is None and dtype not in set(LAYOUTS) and name == first_name)
+    if started_so:
+        layer.attn_backend, layer.impl = first_backend, first_impl
+        return
+    layer.attn_backend = _backend(layer, dtype, name)
+    layer.impl = layer.attn_backend.get_impl_cls()(
+        layer.num_heads,
+        layer.head_size,
+        first_impl.scale,
+        layer.num_kv_heads,
+        getattr(first_impl, "alibi_slopes", None),
+        layer.sliding_window,
+        name,
+        getattr(first_impl, "logits_soft_cap", None) or None,
+        layer.attn_type,
+        layer.kv_sharing_target_layer_name,
+        **({} if getattr(first_impl, "sinks", None) is None else {"sinks": first_impl.sinks}),
+    )
+    layer.impl.process_weights_after_loading(model_dtype)
+
+
+def _backend(layer: Any, dtype: str, name: str) -> Any:
+    if dtype in set(LAYOUTS):
+        from kvserving_kernels.plugin.adapters.v0_32 import backend
+
+        return getattr(backend, BACKEND_CLASSES[KVCacheDType(dtype)])
+    from vllm.v1.attention import selector
+
+    # It remembers choices by vLLM's own dtype, which is `auto` for all of our formats.
+    selector._cached_get_attn_backend.cache_clear()
+    return selector.get_attn_backend(
+        layer.head_size,
+        layer.dtype,
+        name,
+        attn_type=layer.attn_type,
+        has_sink=layer.has_sink,
+        has_sliding_window=layer.sliding_window is not None,
+    )
