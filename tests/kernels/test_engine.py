@@ -96,7 +96,10 @@ async def test_the_document_is_the_running_engines(client: httpx.AsyncClient) ->
         "max_scheduled_tokens": 1024,
         "eviction": {"policy": "None"},
     }
-    assert document["envelope"] == {"max_active_seqs": {"minimum": 1, "maximum": 64}}
+    envelope = document["envelope"]
+    assert envelope["max_active_seqs"] == {"minimum": 1, "maximum": 64}
+    assert envelope["max_scheduled_tokens"] == {"minimum": 64, "maximum": 1024}
+    assert {"auto", "bfloat16", "int8", "int4"} <= set(envelope["kv_cache_dtype"]["values"])
     # Four layers of two KV heads of 32 elements, keys and values, two bytes each.
     assert document["capacity"]["bytes_per_token"] == 4 * 2 * 32 * 2 * 2
     assert document["capacity"]["kv_cache_bytes"] == 256 * 1024 * 1024
@@ -142,7 +145,7 @@ async def test_without_the_token_nothing_is_shown(
         ({"max_active_seqs": 65, "change_id": "x"}, "max_active_seqs"),
         ({"max_active_seqs": 0, "change_id": "x"}, "max_active_seqs"),
         ({"max_active_seqs": 8}, "change_id"),
-        ({"kv_cache_dtype": "fp8_e4m3", "max_active_seqs": 8, "change_id": "x"}, "kv_cache_dtype"),
+        ({"kv_cache_dtype": "nuq4", "max_active_seqs": 8, "change_id": "x"}, "kv_cache_dtype"),
         ({"eviction": {"policy": "StreamingLLM"}, "change_id": "x"}, "eviction"),
         ({"nonsense": 1, "change_id": "x"}, "nonsense"),
     ],
