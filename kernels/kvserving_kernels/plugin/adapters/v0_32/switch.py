@@ -5,10 +5,11 @@ the new format, a cache of as many bytes is laid out, and the scheduler gets a m
 blocks. Weights, runner and queues stay. If any step fails, the same steps bring the old format
 back; if that fails too, the engine ends, so that it is restarted instead of answering nonsense.
 
-Relied on: `Scheduler.reset_prefix_cache`, `GPUModelRunner._cleanup_profiling_kv_cache`,
-`EngineCore._initialize_kv_caches`, and the arguments of `KVCacheManager`.
+Relied on: `Scheduler.reset_prefix_cache`, `GPUModelRunner._cleanup_profiling_kv_cache` and its
+counterpart's attributes, `EngineCore._initialize_kv_caches`, and the arguments of `KVCacheManager`.
 """
 
+import gc
 import logging
 import time
 from functools import partial
@@ -137,13 +138,37 @@ def prepare_worker(worker: Any, dtype: str) -> None:
 
     runner, config = worker.model_runner, worker.vllm_config
     set_dtype(config, dtype)
-    runner._cleanup_profiling_kv_cache()
+    _drop_cache(runner)
     name = config.cache_config.cache_dtype
     runner.kv_cache_dtype = kv_cache_dtype_str_to_dtype(name, config.model_config)
     with set_current_vllm_config(config):
-        for layer in runner.compilation_config.static_forward_context.values():
+        for layer in runner.vllm_config.compilation_config.static_forward_context.values():
             if isinstance(layer, Attention):
                 _give_backend(layer, dtype, name, runner.kv_cache_dtype, config.model_config.dtype)
+
+
+def _drop_cache(runner: Any) -> None:
+    """Free the cache and what was built for it; requests stay in the scheduler's queue."""
+    if hasattr(runner, "_cleanup_profiling_kv_cache"):
+        runner._cleanup_profiling_kv_cache()
+        return
+    # The second version of the runner, which GPUs have.
+    import torch
+    from vllm.v1.worker import gpu_worker, workspace
+
+    for request_id in list(runner.req_states.req_id_to_index):
+        runner._remove_request(request_id)
+    runner.cudagraph_manager = None
+    runner.kv_caches, runner.attn_groups = [], []
+    for layer in runner.vllm_config.compilation_config.static_forward_context.values():
+        if hasattr(layer, "kv_cache"):
+            layer.kv_cache = torch.tensor([])
+    gc.collect()
+    torch.accelerator.empty_cache()
+    workspace.unlock_workspace()
+    # Kernels that do not depend on the format were warmed up at start.
+    gpu_worker.kernel_warmup = lambda _: None
+    runner.vllm_config.kernel_config.enable_jit_warmup = False
 
 
 def _give_backend(layer: Any, dtype: str, name: str, torch_dtype: Any, model_dtype: Any) -> None:
@@ -158,6 +183,7 @@ def _give_backend(layer: Any, dtype: str, name: str, torch_dtype: Any, model_dty
     started_so = started_so or (own is None and dtype not in set(LAYOUTS) and name == first_name)
     if started_so:
         layer.attn_backend, layer.impl = first_backend, first_impl
+        _give_query_quantization(layer, name)
         return
     layer.attn_backend = _backend(layer, dtype, name)
     layer.impl = layer.attn_backend.get_impl_cls()(
@@ -174,6 +200,16 @@ def _give_backend(layer: Any, dtype: str, name: str, torch_dtype: Any, model_dty
         **({} if getattr(first_impl, "sinks", None) is None else {"sinks": first_impl.sinks}),
     )
     layer.impl.process_weights_after_loading(model_dtype)
+    _give_query_quantization(layer, name)
+
+
+def _give_query_quantization(layer: Any, name: str) -> None:
+    """Have queries quantized where the backend of an 8-bit float cache wants them so."""
+    from vllm.model_executor.layers.quantization.input_quant_fp8 import QuantFP8
+    from vllm.model_executor.layers.quantization.utils.quant_utils import GroupShape
+
+    wanted = name.startswith("fp8") and layer.impl.supports_quant_query_input
+    layer.query_quant = QuantFP8(static=True, group_shape=GroupShape.PER_TENSOR) if wanted else None
 
 
 def _backend(layer: Any, dtype: str, name: str) -> Any:
