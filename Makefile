@@ -27,7 +27,7 @@ test-full: test ## `make test` and the long runs: fault matrix, kill points, soa
 lint: $(STAMP) ## Formatting, lint, types, layers, generated files
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy operator tuner kernels hack/localcluster hack/demo hack/models tests
+	$(BIN)/mypy operator tuner kernels hack/localcluster hack/demo hack/models benchmarks tests
 	$(BIN)/lint-imports
 	$(BIN)/python -m kvserving_operator.api.crd --check
 	$(BIN)/python -m kvserving_operator.api.docs --check

@@ -149,7 +149,7 @@ def _forcing() -> type:
     import torch
     from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
-    class Forcing(AdapterLogitsProcessor):
+    class Forcing(AdapterLogitsProcessor):  # type: ignore[misc]
         def is_argmax_invariant(self) -> bool:
             return False
 
