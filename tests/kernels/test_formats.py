@@ -44,15 +44,15 @@ def test_fp8_on_a_cpu_follows_its_instruction_sets(
     features: frozenset[str] | None, fp8: bool
 ) -> None:
     expected = {"auto", "bfloat16", "float16"} | ({"fp8_e4m3"} if fp8 else set())
-    assert _supported("CPU", features) == expected
+    assert _supported("CPU", features) - set(LAYOUTS) == expected
 
 
 def test_part_of_avx512_is_not_enough() -> None:
     assert why_not("fp8_e4m3", "CPU", VERSION, AVX2 | {"avx512f", "avx512bw"}) is not None
 
 
-def test_a_gpu_stores_what_vllm_stores() -> None:
-    assert _supported("NVIDIA") == {"auto", "bfloat16", "float16", "fp8_e4m3"}
+def test_a_gpu_stores_what_vllm_stores_and_what_the_plugin_does() -> None:
+    assert _supported("NVIDIA") == {"auto", "bfloat16", "float16", "fp8_e4m3", *LAYOUTS}
 
 
 def test_a_refusal_says_what_is_needed_what_is_there_and_what_works() -> None:
