@@ -60,6 +60,8 @@ def set_dtype(vllm_config: Any, dtype: str) -> None:
         native = dtype == torch_name(vllm_config.model_config.dtype)
         vllm_config.cache_config.cache_dtype = "auto" if native else dtype
     vllm_config.additional_config = {**additional, OBJECT: settings}
+    # Backends differ in how the bytes of a cache may be arranged: vLLM is to resolve it again.
+    vllm_config.cache_config.kv_cache_layout = None
 
 
 def why_not(vllm_config: Any, dtype: KVCacheDType) -> str | None:

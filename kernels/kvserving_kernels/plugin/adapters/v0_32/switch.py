@@ -69,9 +69,11 @@ def _finish_steps_under_way(core: Any) -> None:
         return
     state = core.scheduler.pause_state
     core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+    # A core in the caller's own process has no queue of outputs, and nobody who waits for one.
+    step = getattr(core, "_process_engine_step", core.step_fn)
     try:
         while core.batch_queue:
-            core._process_engine_step()
+            step()
     finally:
         core.scheduler.set_pause_state(state)
 
