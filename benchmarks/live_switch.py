@@ -36,7 +36,7 @@ def main() -> None:
         began = time.perf_counter()
         load.switch(form)
         switched = time.perf_counter()
-        load.step_until(lambda before=before: load.everyone_moved(before))  # type: ignore[misc]
+        load.step_until(lambda before=before: load.everyone_moved(before))
         row = {
             "format": form,
             "in_flight": load.unfinished,
@@ -60,7 +60,7 @@ class Load:
     def __init__(self, options: argparse.Namespace) -> None:
         from vllm import LLM, SamplingParams
 
-        chance = random.Random(0)
+        chance = random.Random(0)  # noqa: S311
         llm = LLM(
             model=str(options.model),
             dtype=options.dtype,
