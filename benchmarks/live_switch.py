@@ -49,7 +49,8 @@ def main() -> None:
         rows.append(row)
         print(json.dumps(row), flush=True)  # noqa: T201
     load.step_until(lambda: False)
-    lost = sum(count != options.tokens for count in load.tokens.values())
+    whole = sum(count == options.tokens for count in load.tokens.values())
+    lost = options.streams - whole
     print(json.dumps({"requests": options.streams, "lost": lost}), flush=True)  # noqa: T201
     envelope.write(options.out, rows, requests=options.streams, lost=lost)
 
@@ -75,18 +76,19 @@ class Load:
         self._core = self._engine.engine_core.engine_core
         vocabulary = self._core.vllm_config.model_config.get_vocab_size()
         self.tokens: dict[str, int] = {}
-        self._unfinished = {str(number) for number in range(options.streams)}
-        for name in sorted(self._unfinished):
+        self._streams = options.streams
+        self._finished: set[str] = set()
+        for number in range(options.streams):
             prompt = [chance.randrange(FIRST_TOKEN, vocabulary) for _ in range(options.context)]
             parameters = SamplingParams(
                 max_tokens=options.tokens, ignore_eos=True, temperature=0.0, detokenize=False
             )
-            self._engine.add_request(name, {"prompt_token_ids": prompt}, parameters)
+            self._engine.add_request(str(number), {"prompt_token_ids": prompt}, parameters)
 
     @property
     def unfinished(self) -> int:
         """Requests that have not got all their tokens."""
-        return len(self._unfinished)
+        return self._streams - len(self._finished)
 
     def switch(self, form: str) -> None:
         """Store the KV cache in another format."""
@@ -101,15 +103,16 @@ class Load:
             for output in self._engine.step():
                 self.tokens[output.request_id] = len(output.outputs[0].token_ids)
                 if output.finished:
-                    self._unfinished.discard(output.request_id)
+                    self._finished.add(output.request_id)
 
     def everyone_has(self, count: int) -> bool:
         """Whether each request has so many tokens."""
-        return all(self.tokens.get(name, 0) >= count for name in self._unfinished)
+        return len(self.tokens) == self._streams and min(self.tokens.values()) >= count
 
     def everyone_moved(self, before: dict[str, int]) -> bool:
         """Whether each request has more tokens than before."""
-        return all(self.tokens[name] > before[name] for name in self._unfinished)
+        waiting = set(before) - self._finished
+        return all(self.tokens[name] > before[name] for name in waiting)
 
     def step_milliseconds(self, steps: int = 10) -> float:
         """Mean time of a step; the device's own time may be less."""

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import Any
 
 from kvserving_kernels.errors import UnsupportedEngineError
-from kvserving_kernels.formats import LAYOUTS, NATIVE, this_machine
+from kvserving_kernels.formats import LAYOUTS, NATIVE, KVCacheDType, this_machine
 from kvserving_kernels.formats import why_not as why_not_native
 from kvserving_kernels.plugin.adapters.v0_32.selection import (
     effective_dtype,
@@ -129,13 +129,27 @@ class Engine:
         if not own:
             return ()
         accelerator = CPU if current_platform.is_cpu() else NVIDIA
+        floats = KVCacheDType.FP8_E4M3
+        if accelerator == NVIDIA and _is_compiled(config):
+            # Whether queries become 8-bit floats is part of the compiled code.
+            if effective_dtype(config) == floats:
+                return ()
+            natives = [dtype for dtype in NATIVE if dtype is not floats]
+        else:
+            natives = list(NATIVE)
         engine, machine = vllm.__version__.partition("+")[0], this_machine()
         native = [
             dtype.value
-            for dtype in NATIVE
+            for dtype in natives
             if why_not_native(dtype, accelerator, engine, machine, self._model_dtype()) is None
         ]
         return (*native, *own)
+
+
+def _is_compiled(config: Any) -> bool:
+    from vllm.config import CompilationMode
+
+    return bool(config.compilation_config.mode != CompilationMode.NONE)
 
 
 def _capacity(config: Any, kv_cache: Any) -> Capacity:
