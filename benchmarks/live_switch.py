@@ -76,7 +76,7 @@ class Load:
         self._core = self._engine.engine_core.engine_core
         vocabulary = self._core.vllm_config.model_config.get_vocab_size()
         self.tokens: dict[str, int] = {}
-        self._streams = options.streams
+        self._streams: int = options.streams
         self._finished: set[str] = set()
         for number in range(options.streams):
             prompt = [chance.randrange(FIRST_TOKEN, vocabulary) for _ in range(options.context)]
