@@ -67,10 +67,16 @@ def _finish_steps_under_way(core: Any) -> None:
 
     if not core.batch_queue:
         return
+    step = getattr(core, "_process_engine_step", None)
+    if step is None:
+        # Outputs of a core in the caller's own process reach it by its own steps alone.
+        if core.scheduler.has_unfinished_requests():
+            raise UnsupportedEngineError(
+                "this engine runs inside its caller's process: finish its requests before a switch"
+            )
+        step = core.step_fn
     state = core.scheduler.pause_state
     core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
-    # A core in the caller's own process has no queue of outputs, and nobody who waits for one.
-    step = getattr(core, "_process_engine_step", core.step_fn)
     try:
         while core.batch_queue:
             step()
