@@ -36,9 +36,9 @@ def waiting(name: str = "a", full: Window | Unknown = WAITING) -> EngineObservat
     return engine(full, name=name)
 
 
-def storming(name: str = "a") -> EngineObservation:
+def storming(name: str = "a", short: Window = STORM) -> EngineObservation:
     return engine(
-        Unknown("2 of 3 samples"), STORM, name, prompts=lengths(200), answers=lengths(500)
+        Unknown("2 of 3 samples"), short, name, prompts=lengths(200), answers=lengths(500)
     )
 
 
@@ -73,6 +73,16 @@ def test_a_lowered_cap_is_given_time_to_drain() -> None:
     settled = CONFIRMED.model_copy(update={"last_change_at": NOW - 20, "cap": 6})
     decision, _ = decide(AUTO, observation(storming()), runtime({"a": 6}), settled, NOW)
     assert (decision.action, decision.reason) == (Action.HOLD, Reason.DRAINING)
+
+
+def test_a_window_that_ran_more_than_the_cap_allows_says_nothing_about_the_cap() -> None:
+    # It is down to the cap by now, but the preemptions are of the sequences from before.
+    drained = replace(STORM, running=replace(STORM.running, last=6.0))  # type: ignore[type-var]
+    settled = CONFIRMED.model_copy(update={"last_change_at": NOW - 20, "cap": 6})
+    seen = observation(storming(short=drained))
+    decision, state = decide(AUTO, seen, runtime({"a": 6}), settled, NOW)
+    assert (decision.action, decision.reason) == (Action.HOLD, Reason.DRAINING)
+    assert state.ceiling == settled.ceiling
 
 
 def test_a_storm_at_the_minimum_is_said_to_be_one() -> None:

@@ -119,9 +119,10 @@ def on_storm(
     recent = state.last_change_at is not None and part.start - state.last_change_at < (
         settings.cooldowns.live_seconds
     )
-    running_now = _last_running(part) / engine.ranks
-    if recent and running_now > cap:
-        message = f"{running_now:.0f} sequences still run under a cap of {cap}"
+    # A window in which more ran than the cap allows says nothing about the cap.
+    running = max(_last_running(part) / engine.ranks, target.running)
+    if recent and running > cap:
+        message = f"{running:.0f} sequences still ran under a cap of {cap}"
         return Proposal(None, Reason.DRAINING, message, numbers)
     to = min(target.cap, knobs.lowest, cap - 1)
     if to < knobs.minimum:
