@@ -9,6 +9,7 @@ from kvserving_tuner.histograms import Histogram
 from kvserving_tuner.loop import TunerState, decide
 from kvserving_tuner.observation import (
     EngineObservation,
+    GaugeWindow,
     Observation,
     Problem,
     ProblemReason,
@@ -77,7 +78,8 @@ def test_a_lowered_cap_is_given_time_to_drain() -> None:
 
 def test_a_window_that_ran_more_than_the_cap_allows_says_nothing_about_the_cap() -> None:
     # It is down to the cap by now, but the preemptions are of the sequences from before.
-    drained = replace(STORM, running=replace(STORM.running, last=6.0))  # type: ignore[type-var]
+    assert isinstance(STORM.running, GaugeWindow)
+    drained = replace(STORM, running=replace(STORM.running, last=6.0))
     settled = CONFIRMED.model_copy(update={"last_change_at": NOW - 20, "cap": 6})
     seen = observation(storming(short=drained))
     decision, state = decide(AUTO, seen, runtime({"a": 6}), settled, NOW)
