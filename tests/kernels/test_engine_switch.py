@@ -182,7 +182,19 @@ async def test_formats_switch_while_requests_stream_and_none_is_lost(
     assert metrics["kvserving:kv_cache_info"] == 1
 
 
-@pytest.mark.parametrize("step", ["drop", "backend", "allocate", "plan", "manager"])
+FULL = pytest.mark.full
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param("drop", marks=FULL),
+        pytest.param("backend", marks=FULL),
+        "allocate",
+        pytest.param("plan", marks=FULL),
+        "manager",
+    ],
+)
 async def test_a_fault_at_any_step_puts_the_old_format_back(
     client: httpx.AsyncClient, fault: Fault, step: str
 ) -> None:
@@ -226,6 +238,7 @@ async def test_requests_are_alike_alone_and_in_company_in_every_format(
     await switch(client, "auto")
 
 
+@pytest.mark.full
 async def test_a_format_may_be_set_at_start(
     start_engine: StartEngine, client: httpx.AsyncClient
 ) -> None:
