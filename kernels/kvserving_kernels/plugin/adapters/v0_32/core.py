@@ -129,19 +129,16 @@ class Engine:
         if not own:
             return ()
         accelerator = CPU if current_platform.is_cpu() else NVIDIA
-        floats = KVCacheDType.FP8_E4M3
-        if accelerator == NVIDIA and _is_compiled(config):
-            # Whether queries become 8-bit floats is part of the compiled code.
-            if effective_dtype(config) == floats:
-                return ()
-            natives = [dtype for dtype in NATIVE if dtype is not floats]
-        else:
-            natives = list(NATIVE)
         engine, machine = vllm.__version__.partition("+")[0], this_machine()
+        # Whether queries become 8-bit floats is part of a GPU's compiled code.
+        compiled = accelerator == NVIDIA and _is_compiled(config)
+        if compiled and effective_dtype(config) == KVCacheDType.FP8_E4M3:
+            return ()
         native = [
             dtype.value
-            for dtype in natives
-            if why_not_native(dtype, accelerator, engine, machine, self._model_dtype()) is None
+            for dtype in NATIVE
+            if not (compiled and dtype is KVCacheDType.FP8_E4M3)
+            and why_not_native(dtype, accelerator, engine, machine, self._model_dtype()) is None
         ]
         return (*native, *own)
 
