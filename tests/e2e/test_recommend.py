@@ -124,7 +124,7 @@ def test_not_a_number_holds_and_is_said(kube: Kube, serving: str, storm: ChatLoa
     restart_prometheus(kube, serving, PROMETHEUS.replace("# RELABEL", SPOIL))
     # A Prometheus that has just started has no metrics at all for a while.
     wait_for(
-        lambda: "NaN" in condition(state(kube, serving), "MetricsAvailable")["message"],
+        lambda: "not a number" in condition(state(kube, serving), "MetricsAvailable")["message"],
         "status says which number is none",
         180,
     )
