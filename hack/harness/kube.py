@@ -78,7 +78,7 @@ class Kube:
         self.run("patch", kind, name, "-n", namespace, "--type=merge", "-p", json.dumps(patch))
 
     def create_namespace(self, name: str) -> None:
-        """Create a namespace; one that is there already is fine, one that is going is waited for."""
+        """Create a namespace; one that exists is fine, one that is going is waited for."""
         phase = self.run(
             "get", "namespace", name, "--ignore-not-found", "-o", "jsonpath={.status.phase}"
         )
