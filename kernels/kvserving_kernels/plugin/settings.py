@@ -32,7 +32,7 @@ def read_settings(additional_config: object) -> Settings:
     name = document.get(FIELD)
     if name is None:
         return Settings()
-    if not isinstance(name, str) or name not in set(LAYOUTS):
+    if not isinstance(name, str) or name not in LAYOUTS:
         known = ", ".join(LAYOUTS)
         raise InvalidSettingError(
             f"{OBJECT}.{FIELD}",

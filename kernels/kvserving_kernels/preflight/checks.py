@@ -57,7 +57,7 @@ def _kv_dtype(settings: Settings, host: Host, model: ModelConfig | None) -> Find
     )
     if reason is not None:
         return Finding(flag, Reason.KV_DTYPE_UNSUPPORTED, reason)
-    if name in set(LAYOUTS):
+    if name in LAYOUTS:
         return _layout(name, settings, host, model)
     quantized = name in ALIASES or name == KVCacheDType.FP8_E4M3
     size = model.head_size if model else None
@@ -148,7 +148,7 @@ def _element_bytes(settings: Settings, model: ModelConfig | None) -> float | Non
     if name == KVCacheDType.AUTO:
         sizes = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
         return sizes.get(_model_dtype(settings, model) or "")
-    if name in set(LAYOUTS):
+    if name in LAYOUTS:
         return _layout_bytes(settings, model)
     try:
         bits = DTYPES[ALIASES.get(name) or KVCacheDType(name)].bits_per_element

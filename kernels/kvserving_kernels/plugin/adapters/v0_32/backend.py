@@ -17,12 +17,12 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheLayout
 
-from kvserving_kernels.errors import UnsupportedEngineError
 from kvserving_kernels.formats import LAYOUTS, KVCacheDType, KVLayout, PageLayout
 from kvserving_kernels.formats.layout import HEAD_SIZES
 from kvserving_kernels.ops.pages import Batch
 from kvserving_kernels.ops.quantize import new_counters
 from kvserving_kernels.ops.registry import Operations, select
+from kvserving_kernels.plugin.adapters.v0_32.selection import refuse
 
 
 class KVFormatBackend(AttentionBackend):
@@ -160,18 +160,16 @@ class KVFormatImpl(AttentionImpl):
         kv_sharing_target_layer_name: str | None = None,
         **others: Any,
     ) -> None:
-        for feature, used in (
-            ("ALiBi", alibi_slopes is not None),
-            ("a sliding window", sliding_window is not None),
-            ("a soft cap on logits", bool(logits_soft_cap)),
-            ("KV shared with another layer", kv_sharing_target_layer_name is not None),
-            *((name, value is not None) for name, value in others.items()),
-        ):
-            if used:
-                raise UnsupportedEngineError(
-                    f"KV format {self.layout.dtype}: this model has a layer with {feature}, which "
-                    "needs a format of vLLM's own"
-                )
+        refuse(
+            self.layout.dtype,
+            (
+                ("ALiBi", alibi_slopes is not None),
+                ("a sliding window", sliding_window is not None),
+                ("a soft cap on logits", bool(logits_soft_cap)),
+                ("KV shared with another layer", kv_sharing_target_layer_name is not None),
+                *((name, value is not None) for name, value in others.items()),
+            ),
+        )
         self.num_heads = num_heads
         self.head_size = head_size
         self.scale = float(scale)

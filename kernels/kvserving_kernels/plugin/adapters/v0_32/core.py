@@ -8,7 +8,9 @@ from typing import Any
 from kvserving_kernels.errors import UnsupportedEngineError
 from kvserving_kernels.formats import LAYOUTS, NATIVE, KVCacheDType, this_machine
 from kvserving_kernels.formats import why_not as why_not_native
+from kvserving_kernels.plugin.adapters import base_version
 from kvserving_kernels.plugin.adapters.v0_32.selection import (
+    accelerator_of,
     effective_dtype,
     torch_name,
     why_not,
@@ -23,7 +25,7 @@ from kvserving_kernels.plugin.document import (
     Startup,
     Versions,
 )
-from kvserving_kernels.plugin.guard import CPU, NVIDIA
+from kvserving_kernels.plugin.guard import NVIDIA
 
 logger = logging.getLogger("vllm.kvserving")
 
@@ -93,7 +95,7 @@ class Engine:
             ),
             envelope=self._envelope(slots),
             capacity=_capacity(config, scheduler.kv_cache_config),
-            versions=Versions(vllm.__version__.partition("+")[0], version("kvserving")),
+            versions=Versions(base_version(vllm.__version__), version("kvserving")),
             startup=Startup(
                 max_num_seqs=slots,
                 max_num_batched_tokens=int(config.scheduler_config.max_num_batched_tokens),
@@ -128,8 +130,8 @@ class Engine:
         own = [dtype.value for dtype in LAYOUTS if why_not(config, dtype) is None]
         if not own:
             return ()
-        accelerator = CPU if current_platform.is_cpu() else NVIDIA
-        engine, machine = vllm.__version__.partition("+")[0], this_machine()
+        accelerator = accelerator_of(current_platform)
+        engine, machine = base_version(vllm.__version__), this_machine()
         # Whether queries become 8-bit floats is part of a GPU's compiled code.
         compiled = accelerator == NVIDIA and _is_compiled(config)
         if compiled and effective_dtype(config) == KVCacheDType.FP8_E4M3:

@@ -5,12 +5,13 @@ it comes in `--additional-config`, vLLM's own dtype stays `auto`, and the backen
 Without that setting vLLM chooses as if this package were not there.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kvserving_kernels.errors import UnsupportedEngineError
 from kvserving_kernels.formats import ALIASES, LAYOUTS, KVCacheDType, this_machine
 from kvserving_kernels.formats.flags import FIELD, OBJECT
+from kvserving_kernels.plugin.adapters import base_version
 from kvserving_kernels.plugin.guard import CPU, NVIDIA, check_kv_dtype
 from kvserving_kernels.plugin.settings import read_settings
 
@@ -28,8 +29,13 @@ BACKEND_CLASSES = {
 def install(platform: Any) -> None:
     """Wrap the platform's check of a configuration and its choice of an attention backend."""
     owner = type(platform)
-    _wrap_check(owner, CPU if platform.is_cpu() else NVIDIA)
+    _wrap_check(owner, accelerator_of(platform))
     _wrap_choice(owner)
+
+
+def accelerator_of(platform: Any) -> str:
+    """What the formats' support is asked about on a platform of vLLM's."""
+    return CPU if platform.is_cpu() else NVIDIA
 
 
 def own_dtype(vllm_config: Any) -> KVCacheDType | None:
@@ -53,7 +59,7 @@ def set_dtype(vllm_config: Any, dtype: str) -> None:
     additional = dict(vllm_config.additional_config or {})
     settings = dict(additional.get(OBJECT, {}))
     settings.pop(FIELD, None)
-    if dtype in set(LAYOUTS):
+    if dtype in LAYOUTS:
         settings[FIELD] = dtype
         vllm_config.cache_config.cache_dtype = "auto"
     else:
@@ -102,7 +108,7 @@ def _wrap_check(owner: Any, accelerator: str) -> None:
         check_kv_dtype(
             vllm_config.cache_config.cache_dtype,
             accelerator,
-            vllm.__version__.partition("+")[0],
+            base_version(vllm.__version__),
             this_machine(),
             None if model is None else torch_name(model.dtype),
         )
@@ -144,16 +150,25 @@ def _wrap_choice(owner: Any) -> None:
 
 
 def _check_layer(own: KVCacheDType, layer: Any) -> None:
-    for feature, used in (
-        ("multi-head latent attention (MLA)", layer.use_mla),
-        ("a sliding window", layer.has_sliding_window),
-        ("attention sinks", layer.has_sink),
-        ("sparse attention", layer.use_sparse),
-        ("prefix attention of multimodal inputs", layer.use_mm_prefix),
-        ("non-causal attention", layer.use_non_causal),
-    ):
+    refuse(
+        own,
+        (
+            ("multi-head latent attention (MLA)", layer.use_mla),
+            ("a sliding window", layer.has_sliding_window),
+            ("attention sinks", layer.has_sink),
+            ("sparse attention", layer.use_sparse),
+            ("prefix attention of multimodal inputs", layer.use_mm_prefix),
+            ("non-causal attention", layer.use_non_causal),
+        ),
+        f": leave out {OBJECT}.{FIELD} in --additional-config",
+    )
+
+
+def refuse(own: KVCacheDType, features: Iterable[tuple[str, bool]], advice: str = "") -> None:
+    """Raise UnsupportedEngineError for the first feature that a layer uses."""
+    for feature, used in features:
         if used:
             raise UnsupportedEngineError(
                 f"KV format {own}: this model has a layer with {feature}, which needs a format of "
-                f"vLLM's own: leave out {OBJECT}.{FIELD} in --additional-config"
+                f"vLLM's own{advice}"
             )

@@ -186,10 +186,9 @@ def _give_backend(layer: Any, dtype: str, name: str, torch_dtype: Any, model_dty
         layer._kvserving_first = first
     first_name, first_backend, first_impl = first
     own = getattr(first_backend, "layout", None)
+    started_with = first_name if own is None else own.dtype
     layer.kv_cache_dtype, layer.kv_cache_torch_dtype = name, torch_dtype
-    started_so = own is not None and own.dtype == dtype
-    started_so = started_so or (own is None and dtype not in set(LAYOUTS) and name == first_name)
-    if started_so:
+    if started_with == (dtype if dtype in LAYOUTS else name):
         layer.attn_backend, layer.impl = first_backend, first_impl
         _give_query_quantization(layer, name)
         return
@@ -221,7 +220,7 @@ def _give_query_quantization(layer: Any, name: str) -> None:
 
 
 def _backend(layer: Any, dtype: str, name: str) -> Any:
-    if dtype in set(LAYOUTS):
+    if dtype in LAYOUTS:
         from kvserving_kernels.plugin.adapters.v0_32 import backend
 
         return getattr(backend, BACKEND_CLASSES[KVCacheDType(dtype)])
