@@ -37,6 +37,9 @@ FINALIZER = f"{API_GROUP}/finalizer"
 CONSISTENCY_SECONDS = 60.0
 """How long kopf waits to see its own change: with less, a lagging watch makes it handle objects
 twice."""
+RELEASE_SECONDS = 1.0
+"""How soon after a look has ended the KVServing that was deleted during it is let go; kopf's own
+default leaves it there for a minute."""
 MAXIMUM_WORKERS = 8
 """Threads for what cannot be asynchronous."""
 EVENT_PAUSE_SECONDS = 1.0
@@ -234,6 +237,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=API_GROUP)
     settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=API_GROUP)
     settings.persistence.consistency_timeout = CONSISTENCY_SECONDS
+    settings.background.cancellation_polling = RELEASE_SECONDS
     settings.execution.max_workers = MAXIMUM_WORKERS
     settings.scanning.disabled = True
     settings.posting.reporting_component = "kvserving-operator"

@@ -153,6 +153,12 @@ def exists(api: Any, key: tuple[str, str, str]) -> bool:
         return False
 
 
+async def delete_serving(api: Any) -> None:
+    async with aiohttp.ClientSession(str(api.url)) as session:
+        async with session.delete(Kind.KVServing.path(NAMESPACE, NAME)) as answer:
+            assert answer.ok
+
+
 def checks(api: Any) -> list[tuple[Any, Any, Any]]:
     return [key for key in api.objects if "preflight" in key[2] and not api.objects[key].deleted]
 
@@ -191,12 +197,30 @@ async def test_from_a_resource_to_its_children_and_away_again(
         await until(lambda: "RollingOut" == condition(api, "Progressing")["reason"], "rolling out")
 
         assert 200 == await answer_of(url)
-        async with aiohttp.ClientSession(str(api.url)) as session:
-            path = Kind.KVServing.path(NAMESPACE, NAME)
-            async with session.delete(path) as answer:
-                assert answer.ok
+        await delete_serving(api)
         await until(lambda: not exists(api, SERVING), "the finalizer is gone")
     assert not operator.lost
+
+
+async def test_what_is_deleted_during_a_look_goes_as_soon_as_the_look_ends(
+    api: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator = operator_for(api)
+    looking, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow_look(namespace: str, name: str) -> None:
+        looking.set()
+        await go_on.wait()
+
+    async with running(operator):
+        await until(lambda: condition(api, "Progressing"), "a status")
+        monkeypatch.setattr(operator, "look", slow_look)
+        await asyncio.wait_for(looking.wait(), 10)
+        await delete_serving(api)
+        await asyncio.sleep(1.0)
+        assert exists(api, SERVING)
+        go_on.set()
+        await until(lambda: not exists(api, SERVING), "the finalizer is gone", seconds=20)
 
 
 async def test_liveness_fails_when_looks_stop(api: Any, unused_tcp_port: int) -> None:
