@@ -49,6 +49,11 @@ def ready(facts: Facts) -> Outcome:
 def progressing(facts: Facts) -> Outcome:
     """Whether the pods are on their way to the spec."""
     moving = facts.step.phase in (Phase.CHECKING, Phase.ROLLING)
+    switched = facts.switched
+    if facts.step.phase is Phase.DONE and switched.pending and not switched.refusals:
+        left, all = len(switched.pending), len(facts.engines)
+        message = f"{all - left} of {all} engines run with {switched.settings}"
+        return Outcome(True, Reason.APPLYING_SETTINGS, message)
     return Outcome(moving, facts.step.reason, facts.step.message)
 
 
@@ -63,6 +68,10 @@ def degraded(facts: Facts) -> Outcome:
     problem = _pod_problem(facts)
     if problem is not None:
         return problem
+    refusal = next(iter(facts.switched.refusals), None)
+    if refusal is not None:
+        message = f"spec.kvCache: {facts.switched.settings}: pod {refusal.pod}: {refusal.message}"
+        return Outcome(True, Reason.SETTINGS_REFUSED, message)
     policy = facts.serving.spec.kv_cache.eviction.policy
     if policy is not EvictionPolicy.NONE:
         message = (
