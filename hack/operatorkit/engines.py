@@ -14,6 +14,9 @@ class Engines:
         self.caps: dict[str, int] = {}
         self.dtypes: dict[str, str] = {}
         self.offers: tuple[str, ...] = ("auto", "bfloat16", "int8", "int4")
+        self.evictions: dict[str, dict[str, Any]] = {}
+        self.evicts = True
+        """Whether engines take an eviction live."""
         self.failing: dict[str, str] = {}
         """What engines that cannot switch say, by address."""
         self.dying: set[str] = set()
@@ -46,8 +49,21 @@ class Engines:
             self.caps[host] = body.get("max_active_seqs", self.caps[host])
             dtype = body.get("kv_cache_dtype", self.dtypes.get(host, "bfloat16"))
             self.dtypes[host] = "bfloat16" if dtype == "auto" else dtype
+            if "eviction" in body:
+                self.evictions[host] = body["eviction"]
+        return httpx.Response(200, json=self._document(host))
+
+    def _document(self, host: str) -> dict[str, Any]:
         dtype = self.dtypes.get(host, "bfloat16")
-        return httpx.Response(200, json=runtime_document(self.caps[host], dtype, self.offers))
+        document = runtime_document(self.caps[host], dtype, self.offers)
+        document["effective"]["eviction"] = self.evictions.get(host, {"policy": "None"})
+        if self.evicts:
+            document["envelope"]["eviction"] = {
+                "values": ["None", "StreamingLLM"],
+                "sink_tokens": {"minimum": 0, "maximum": 1024, "default": 4},
+                "window_tokens": {"minimum": 128, "maximum": 1024},
+            }
+        return document
 
 
 def exposition(running: int, preemptions: int) -> str:

@@ -71,22 +71,37 @@ def asked(spec: KVServingSpec) -> KVSettings:
     )
 
 
-def offers_of(state: RuntimeState) -> dict[str, tuple[str, ...]]:
-    """Formats and eviction policies that an engine takes live; no key where it takes none."""
-    found = {}
-    for field, names in (("kv_cache_dtype", "values"), ("eviction", "policies")):
-        offer = state.envelope.get(field)
-        values = offer.get(names) if isinstance(offer, Mapping) else None
-        if isinstance(values, list):
-            found[field] = tuple(str(value) for value in values)
-    return found
+def offers_of(state: RuntimeState) -> dict[str, Any]:
+    """What an engine's envelope says of these fields; no key for one that it does not take live."""
+    return {field: state.envelope[field] for field in FIELDS if field in state.envelope}
 
 
-def offered(settings: KVSettings, offers: Mapping[str, Iterable[str]]) -> bool:
+def offered(settings: KVSettings, offers: Mapping[str, Any]) -> bool:
     """Whether an engine with these offers takes the settings live."""
-    policy = settings.eviction["policy"]
-    policies = offers.get("eviction", (NO_EVICTION["policy"],))
-    return settings.kv_cache_dtype in offers.get("kv_cache_dtype", ()) and policy in policies
+    evicts_nothing = settings.eviction == NO_EVICTION and "eviction" not in offers
+    return _takes(offers, "kv_cache_dtype", settings.kv_cache_dtype) and (
+        evicts_nothing or _takes_eviction(offers, settings.eviction)
+    )
+
+
+def _takes(offers: Mapping[str, Any], field: str, value: object) -> bool:
+    offer = offers.get(field)
+    values = offer.get("values") if isinstance(offer, Mapping) else None
+    return isinstance(values, list | tuple) and value in values
+
+
+def _takes_eviction(offers: Mapping[str, Any], eviction: Mapping[str, Any]) -> bool:
+    """Whether policy and each of its sizes lie within what is offered."""
+    if not _takes(offers, "eviction", eviction["policy"]):
+        return False
+    bounds = offers["eviction"]
+    for name, value in eviction.items():
+        if name == "policy":
+            continue
+        bound = bounds.get(name)
+        if not isinstance(bound, Mapping) or not bound["minimum"] <= value <= bound["maximum"]:
+            return False
+    return True
 
 
 def differences(settings: KVSettings, state: RuntimeState) -> dict[str, Any]:
@@ -95,12 +110,11 @@ def differences(settings: KVSettings, state: RuntimeState) -> dict[str, Any]:
     offers = offers_of(state)
     dtype = settings.kv_cache_dtype
     resolved = state.startup.get("dtype") if dtype == AUTO else dtype
-    if dtype in offers.get("kv_cache_dtype", ()) and state.effective.kv_cache_dtype != resolved:
+    if _takes(offers, "kv_cache_dtype", dtype) and state.effective.kv_cache_dtype != resolved:
         changes["kv_cache_dtype"] = dtype
     effective = state.effective.eviction.model_dump()
-    if settings.eviction["policy"] in offers.get("eviction", ()) and any(
-        effective.get(name) != value for name, value in settings.eviction.items()
-    ):
+    differs = any(effective.get(name) != value for name, value in settings.eviction.items())
+    if differs and _takes_eviction(offers, settings.eviction):
         changes["eviction"] = dict(settings.eviction)
     return changes
 

@@ -55,7 +55,7 @@ class Revision(_Frozen):
     """What its engines start with; None where that is not known."""
     live: KVSettings | None = None
     """What its engines are to run with: the `kvCache` of the last spec that it followed."""
-    offers: Mapping[str, tuple[str, ...]] | None = None
+    offers: Mapping[str, Any] | None = None
     """What its engines take live; None before one of them has said so."""
 
     @property

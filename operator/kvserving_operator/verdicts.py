@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kvserving_operator.api.reasons import Reason
-from kvserving_operator.api.v1alpha1 import EvictionPolicy, Switch, TuningMode
+from kvserving_operator.api.v1alpha1 import Switch, TuningMode
 from kvserving_operator.facts import Facts
 from kvserving_operator.observe import PodView
 from kvserving_operator.rollout import Phase, crash
@@ -72,12 +72,6 @@ def degraded(facts: Facts) -> Outcome:
     if refusal is not None:
         message = f"spec.kvCache: {facts.switched.settings}: pod {refusal.pod}: {refusal.message}"
         return Outcome(True, Reason.SETTINGS_REFUSED, message)
-    policy = facts.serving.spec.kv_cache.eviction.policy
-    if policy is not EvictionPolicy.NONE:
-        message = (
-            f"spec.kvCache.eviction.policy: {policy.value} is not available on this engine yet"
-        )
-        return Outcome(True, Reason.UNSUPPORTED_EVICTION, message)
     return Outcome(False, Reason.AS_EXPECTED, "nothing is wrong")
 
 

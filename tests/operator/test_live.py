@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from kvserving_operator.kinds import Kind
 from kvserving_operator.live import Refusal
 from kvserving_operator.render.names import SETTINGS_GATE
@@ -251,6 +253,48 @@ async def test_pods_that_never_worked_do_not_hold_an_edit_up(world: World) -> No
     world.finish_check(0)
     await world.tick()
     assert before != revision(world)
+
+
+async def test_an_eviction_reaches_engines_that_run(world: World) -> None:
+    world.put()
+    await world.settle()
+    pods, before = set(world.engine_pods()), revision(world)
+    eviction = {"policy": "StreamingLLM", "sinkTokens": 64, "windowTokens": 512}
+    world.put(kvCache={"dtype": "int4", "eviction": eviction})
+    await world.settle()
+    assert (pods, before) == (set(world.engine_pods()), revision(world))
+    sent = {"policy": "StreamingLLM", "sink_tokens": 64, "window_tokens": 512}
+    ((_, body),) = [(h, b) for h, b in world.engines.patches if "eviction" in b]
+    # Format and eviction in one change: the cache is laid out anew once.
+    assert ("int4", sent) == (body["kv_cache_dtype"], body["eviction"])
+    assert "StreamingLLM" == world.status["effective"]["eviction"]
+    (said,) = world.said("SettingChanged")
+    assert "bfloat16 -> int4 with StreamingLLM" in said
+    world.put()
+    await world.settle()
+    assert "None" == world.status["effective"]["eviction"]
+    assert before == revision(world)
+
+
+@pytest.mark.parametrize(
+    "eviction",
+    [
+        {"policy": "StreamingLLM", "windowTokens": 64},
+        {"policy": "StreamingLLM", "windowTokens": 2048},
+        {"policy": "H2O", "budgetPercent": 50},
+    ],
+)
+async def test_an_eviction_that_engines_do_not_take_live_goes_to_the_check(
+    world: World, eviction: dict[str, Any]
+) -> None:
+    world.put()
+    await world.settle()
+    world.put(kvCache={"eviction": eviction})
+    await world.tick()
+    (check,) = world.checks().values()
+    (argument,) = [a for a in check["spec"]["containers"][0]["args"] if "eviction" in a]
+    assert eviction["policy"] in argument
+    assert [] == [b for _, b in world.engines.patches if "eviction" in b]
 
 
 def test_a_note_of_an_attempt_survives_storage() -> None:

@@ -78,7 +78,6 @@ class Reason(_Explained):
         "An engine process ends again and again; the message holds its last words.",
     )
     OUT_OF_MEMORY = "OutOfMemory", "An engine was ended for using more memory than it may."
-    UNSUPPORTED_EVICTION = "UnsupportedEviction", "The engine does not offer this eviction policy."
     INVALID_SPEC = "InvalidSpec", "The spec breaks a rule; the message names the field."
     APPLYING_SETTINGS = (
         "ApplyingSettings",
