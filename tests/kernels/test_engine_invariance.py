@@ -16,9 +16,6 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).parent / "invariance" / "in_process.py"
 FORMATS = ("int8", "k8v4", "int4", "int4_hadamard", "int2", "k2v4")
 BLOCK_SIZE, CACHED = 64, 512
-PREEMPTED = ("int8", "k8v4", "int4", "int4_hadamard")
-"""Formats in which the crowd does not fit; in 2 bits it does."""
-
 Found = Mapping[str, Mapping[str, Any]]
 
 
@@ -50,13 +47,8 @@ def found_with_one_head(
     return run(engine_python, engine_environment, folder, ("int8", "int4"))
 
 
-def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
-    """Prompts with the same answers."""
-    return sum(a == b for a, b in zip(one["tokens"], other["tokens"], strict=True))
-
-
 def check_answers(of: Mapping[str, Any]) -> None:
-    """A hit is the cold run bit for bit, and neither chunks nor company change an answer."""
+    """A hit is the cold run bit for bit, and neither chunks nor siblings change an answer."""
     assert [0] == of["cold"]["cached"]
     assert [CACHED] == of["hit"]["cached"]
     assert of["hit"]["logprobs"] == of["cold"]["logprobs"]
@@ -65,8 +57,6 @@ def check_answers(of: Mapping[str, Any]) -> None:
         of["cold"]["logprobs"][0][0], abs=2e-3
     )
     assert of["sampled_together"]["tokens"] == of["sampled_alone"]["tokens"]
-    # Sums in another order turn a tie now and then; wrong pages would turn all.
-    assert same(of["crowd"], of["each_alone"]) >= 14
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
@@ -82,10 +72,15 @@ def test_what_is_read_are_the_stored_codes(found: Found, dtype: str) -> None:
     assert statistics.fmean(abs(a - b) for a, b in pairs) > 0.05
 
 
-@pytest.mark.parametrize("dtype", PREEMPTED)
-def test_answers_of_the_crowd_went_through_preemption(found: Found, dtype: str) -> None:
-    assert found[dtype]["crowd"]["preempted"][0] > 0
-    assert [0] == found[dtype]["each_alone"]["preempted"]
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_preemption_and_company_do_not_change_an_answer(found: Found, dtype: str) -> None:
+    crowd, alone = found[dtype]["crowd"], found[dtype]["alone"]
+    # The latest requests are the ones that are preempted.
+    assert crowd["preempted"][0] > 0
+    assert [0] == alone["preempted"]
+    pairs = zip(crowd["tokens"][-len(alone["tokens"]) :], alone["tokens"], strict=True)
+    # Sums in another order turn a tie now and then; wrong pages would turn all.
+    assert sum(a == b for a, b in pairs) >= len(alone["tokens"]) - 1
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])

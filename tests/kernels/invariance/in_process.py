@@ -12,6 +12,7 @@ from typing import Any
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 from vllm import LLM, SamplingParams
+from vllm.sampling_params import RequestOutputKind
 
 from kvserving_kernels.formats import layout_of
 from kvserving_kernels.ops.pages import records
@@ -20,7 +21,8 @@ from kvserving_kernels.ops.records import rows
 BLOCK_SIZE, BUDGET, LENGTH = 64, 256, 1024
 LONG = [(7 * place * place + 3 * place) % 900 + 5 for place in range(2 * BUDGET + 40)]
 CROWD = [[(token + 31 * seed) % 900 + 5 for token in LONG[:200]] for seed in range(16)]
-CROWD_TOKENS = 240
+CROWD_TOKENS, ALONE = 300, 4
+CROWDED = ("int8", "int4")
 SEEDS = (7, 8, 9)
 
 
@@ -36,8 +38,8 @@ class Engine:
             max_num_seqs=16,
             max_num_batched_tokens=BUDGET,
             block_size=BLOCK_SIZE,
-            # One request of the longest length in 32 bits.
-            kv_cache_memory_bytes=2 << 20,
+            # A little more than one request of the longest length in 32 bits.
+            kv_cache_memory_bytes=9 << 18,
             enable_prefix_caching=True,
         )
         self._core: Any = self._llm.llm_engine.engine_core.engine_core
@@ -65,6 +67,7 @@ class Engine:
         """Serve prompts at once; by prompt, the answers, their scores, and what was cached."""
         sampling = SamplingParams(
             max_tokens=tokens, ignore_eos=True, logprobs=0,
+            output_kind=RequestOutputKind.FINAL_ONLY,
             **{"temperature": 0.0, **parameters},
         )  # fmt: skip
         engine = self._llm.llm_engine
@@ -106,10 +109,16 @@ def circumstances(engine: Engine, dtype: str) -> dict[str, Any]:
     found["sampled_together"] = engine.run([LONG[:100]], 24, n=3, temperature=0.8, seed=SEEDS[0])
     alone = [engine.run([LONG[:100]], 24, temperature=0.8, seed=seed) for seed in SEEDS]
     found["sampled_alone"] = {"tokens": [[each["tokens"][0][0] for each in alone]]}
-    found["crowd"] = engine.run(CROWD, CROWD_TOKENS)
+    return found
+
+
+def crowded(engine: Engine, dtype: str) -> dict[str, Any]:
+    """Serve more requests than the cache holds, and some of them alone."""
+    engine.change(kv_cache_dtype=dtype)
+    found = {"crowd": engine.run(CROWD, CROWD_TOKENS)}
     engine.forget()
     engine.change(max_active_seqs=1)
-    found["each_alone"] = engine.run(CROWD, CROWD_TOKENS)
+    found["alone"] = engine.run(CROWD[-ALONE:], CROWD_TOKENS)
     engine.change(max_active_seqs=16)
     return found
 
@@ -117,7 +126,10 @@ def circumstances(engine: Engine, dtype: str) -> dict[str, Any]:
 def main(model: str, dtypes: list[str]) -> None:
     """Print what was found, by format."""
     engine = Engine(model)
-    sys.stdout.write(json.dumps({dtype: circumstances(engine, dtype) for dtype in dtypes}) + "\n")
+    found = {dtype: circumstances(engine, dtype) for dtype in dtypes}
+    for dtype in {*dtypes} & {*CROWDED}:
+        found[dtype] |= crowded(engine, dtype)
+    sys.stdout.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":
