@@ -66,7 +66,7 @@ def parse_probe(document: object, limits: Limits) -> Probe:
     token_ids = _token_ids(document.get("token_ids"), limits)
     form = document.get("form")
     forms = Choices(tuple(form.value for form in Form))
-    if form not in forms:
+    if not isinstance(form, str) or form not in forms:
         raise InvalidProbeError("form", str(forms), _shown(form))
     name = document.get("as_dtype")
     if name is not None and (not isinstance(name, str) or name not in limits.dtypes):
