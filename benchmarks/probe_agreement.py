@@ -1,9 +1,9 @@
 """Whether a probe's `as_dtype` tells the quality that an engine has once it is really switched.
 
-One vLLM engine serves the model with a 16-bit KV cache. Each window of the text is scored in it
-token by token by probes, as if the cache had each format. Then the format is switched, as the
-runtime API does, and the same tokens are scored by the engine's own scheduler, as answers that are
-forced to be the text. Run with the Python of an engine environment:
+One vLLM engine serves the model with a 16-bit KV cache. Each window of the text is scored in it by
+probes, as if the cache had each format, in both forms. Then the format is switched, as the runtime
+API does, and the same tokens are scored by the engine's own scheduler: as a prompt, and as answers
+that are forced to be the text. Run with the Python of an engine environment:
 
     python benchmarks/probe_agreement.py --model SmolLM2-135M-Instruct --text prose.txt
 """
@@ -29,43 +29,54 @@ def main() -> None:
     windows = format_quality.read_windows(options)
     first = format_quality.FULL_BLOCKS * options.block_size
     engine = Engine(options)
-    probes = {form: engine.probe(windows, first, form) for form in options.formats}
+    probes = {
+        (kv_format, form): engine.probe(windows, first, kv_format, form)
+        for kv_format in options.formats
+        for form in ("prefill", "decode")
+    }
     rows: list[dict[str, Any]] = []
-    for form in options.formats:
-        engine.switch(form)
-        began = time.monotonic()
-        served = engine.score_decode(windows, first)
-        row = {
-            "format": form,
-            "tokens": len(windows) * (options.window - first),
-            "window": options.window,
-            "block_size": options.block_size,
-            "nll_as_dtype": probes[form]["nll"],
-            "nll_switched": served,
-            "ppl_difference_percent": 100 * (math.exp(probes[form]["nll"] - served) - 1),
-            "low_bit_share": probes[form]["low_bit_share"],
-            "probe_seconds": probes[form]["seconds"],
-            "longest_slice_seconds": probes[form]["longest_slice_seconds"],
-            "switched_seconds": round(time.monotonic() - began, 1),
-            "model": options.model.name,
-        }
-        rows.append(row)
-        row["ppl_ratio_as_dtype"] = math.exp(row["nll_as_dtype"] - rows[0]["nll_as_dtype"])
-        row["ppl_ratio_switched"] = math.exp(row["nll_switched"] - rows[0]["nll_switched"])
-        print(json.dumps(row), flush=True)  # noqa: T201
-        envelope.write(options.out, rows, text=options.text.name)
+    for kv_format in options.formats:
+        engine.switch(kv_format)
+        for form, score in (("prefill", engine.score_prefill), ("decode", engine.score_decode)):
+            began = time.monotonic()
+            switched = score(windows, first)
+            took = time.monotonic() - began
+            probed = probes[kv_format, form]
+            base = next((row for row in rows if row["form"] == form), None)
+            row = {
+                "format": kv_format,
+                "form": form,
+                "tokens": len(windows) * (options.window - first),
+                "window": options.window,
+                "block_size": options.block_size,
+                "nll_as_dtype": probed["nll"],
+                "nll_switched": switched,
+                "ppl_difference_percent": 100 * (math.exp(probed["nll"] - switched) - 1),
+                "ppl_ratio_as_dtype": math.exp(probed["nll"] - base["nll_as_dtype"] if base else 0),
+                "ppl_ratio_switched": math.exp(switched - base["nll_switched"] if base else 0),
+                "low_bit_share": probed["low_bit_share"],
+                "probe_seconds": probed["seconds"],
+                "longest_slice_seconds": probed["longest_slice_seconds"],
+                "switched_seconds": round(took, 1),
+                "model": options.model.name,
+            }
+            rows.append(row)
+            print(json.dumps(row), flush=True)  # noqa: T201
+            envelope.write(options.out, rows, text=options.text.name)
 
 
 class Engine(format_quality.Engine):
     """A vLLM engine in this process that is asked for probes."""
 
-    def probe(self, windows: Sequence[Sequence[int]], first: int, form: str) -> dict[str, Any]:
+    def probe(
+        self, windows: Sequence[Sequence[int]], first: int, kv_format: str, form: str
+    ) -> dict[str, Any]:
         """Mean negative log-likelihood in nats per token as if the cache had a format."""
         began, nlls, longest, share = time.monotonic(), [], 0.0, 0.0
         for number, window in enumerate(windows):
-            probe_id = f"{form}-{number}"
+            probe_id = f"{kv_format}-{form}-{number}"
             document = {
-                "token_ids": list(window), "form": "decode", "as_dtype": form, "skip": first,
+                "token_ids": list(window), "form": form, "as_dtype": kv_format, "skip": first,
             }  # fmt: skip
             answer = self.core.kvserving_probe_begin(probe_id, document)
             while answer["outcome"] == "Running":
@@ -73,7 +84,7 @@ class Engine(format_quality.Engine):
                 answer = self.core.kvserving_probe_advance(probe_id)
                 longest = max(longest, time.monotonic() - slice_began)
             if answer["outcome"] != "Done":
-                raise SystemExit(f"{form}: {answer}")
+                raise SystemExit(f"{probe_id}: {answer}")
             nlls += [-value for value in answer["result"]["logprobs"][first:]]
             share = answer["result"]["low_bit_share"]
         found = {
@@ -82,7 +93,7 @@ class Engine(format_quality.Engine):
             "seconds": round(time.monotonic() - began, 1),
             "longest_slice_seconds": round(longest, 3),
         }
-        print(json.dumps({"as_dtype": form, **found}), flush=True)  # noqa: T201
+        print(json.dumps({"as_dtype": kv_format, "form": form, **found}), flush=True)  # noqa: T201
         return found
 
 

@@ -10,7 +10,6 @@ the runner), `get_kv_cache_groups`, `get_kv_cache_config_from_groups`, `resolve_
 """
 
 import copy
-import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -61,7 +60,6 @@ def close_cache(worker: Any) -> None:
     if getattr(worker.model_runner, "kvserving_private", None) is None:
         return
     worker.model_runner.kvserving_private = None
-    gc.collect()
     torch.accelerator.empty_cache()
 
 

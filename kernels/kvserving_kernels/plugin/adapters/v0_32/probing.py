@@ -112,11 +112,12 @@ class CoreProbeEngine:
 
     def _why_not(self, live: str) -> str | None:
         """Reason why the model cannot be run beside the engine's own steps."""
-        config = self._config
+        config, ranks = self._config, self._config.parallel_config
         model = config.model_config
         reasons = (
-            ("pipeline parallelism is", config.parallel_config.pipeline_parallel_size > 1),
-            ("context parallelism is", config.parallel_config.decode_context_parallel_size > 1),
+            ("pipeline parallelism is", ranks.pipeline_parallel_size > 1),
+            ("context parallelism is", ranks.decode_context_parallel_size > 1),
+            ("context parallelism is", ranks.prefill_context_parallel_size > 1),
             ("speculative decoding is", config.speculative_config is not None),
             ("KV connectors are", config.kv_transfer_config is not None),
             ("LoRA adapters are", config.lora_config is not None),
