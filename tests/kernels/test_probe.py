@@ -204,6 +204,7 @@ def test_a_pace_learns_from_the_last_slice_but_not_too_much() -> None:
     assert pace.tokens == 16
     assert pause_seconds(0.1, users=False) == 0
     assert pause_seconds(0.1, users=True, users_share=0.5) == pytest.approx(0.1)
+    assert pause_seconds(1000.0, users=True) < IDLE_SECONDS / 2
 
 
 def test_a_second_probe_is_turned_away_until_the_first_has_ended() -> None:

@@ -18,7 +18,7 @@ from kvserving_kernels.plugin.probe_requests import ProbeRequests
 TOKEN = "s3cret"
 ASKED = {"token_ids": [1, 2, 3], "form": "prefill"}
 RESULT = {"logprobs": [None, -1.5, -2.5], "form": "prefill", "dtype": "int4", "tokens": 2}
-RUNNING = {"outcome": "Running", "tokens": 0, "pause_seconds": 0.0}
+RUNNING = {"outcome": "Running", "pause_seconds": 0.0}
 SLICE = {**RUNNING, "tokens": 1, "form": "prefill", "dtype": "int4"}
 
 

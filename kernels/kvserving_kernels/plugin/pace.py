@@ -13,6 +13,9 @@ SLICE_SECONDS: Final = 0.1
 USERS_SHARE: Final = 0.8
 """Share of the time that is left to users' requests while there are any."""
 
+MOST_PAUSE_SECONDS: Final = 10.0
+"""Longest pause, well below the time after which a probe counts as left behind."""
+
 LEAST_CHUNK_TOKENS: Final = 16
 """Tokens of the first chunk, and of the smallest: a forward pass of fewer costs hardly less."""
 
@@ -38,4 +41,6 @@ class Pace:
 
 def pause_seconds(took_seconds: float, users: bool, users_share: float = USERS_SHARE) -> float:
     """How long to wait after a slice so that users have their share; none while there are none."""
-    return took_seconds * users_share / (1 - users_share) if users else 0.0
+    if not users:
+        return 0.0
+    return min(MOST_PAUSE_SECONDS, took_seconds * users_share / (1 - users_share))

@@ -93,6 +93,7 @@ class Prober:
         """Take a probe on, under the caller's name for it."""
         if self._run is not None and self._clock() - self._run.at < IDLE_SECONDS:
             return _error(ProbeOutcome.BUSY, "another probe is running")
+        began = self._clock()
         self._close()
         try:
             probe = parse_probe(document, self._engine.limits())
@@ -107,7 +108,7 @@ class Prober:
             self._engine.close()
             return _error(ProbeOutcome.FAILED, f"{type(error).__name__}: {error}")
         self._run = _Run(probe_id, probe, self._clock())
-        return {"outcome": ProbeOutcome.RUNNING.value, "tokens": 0, "pause_seconds": 0.0}
+        return {"outcome": ProbeOutcome.RUNNING.value, "pause_seconds": self._pause(began)}
 
     def advance(self, probe_id: str) -> dict[str, Any]:
         """Compute one slice. The last one's answer has the result."""
@@ -126,7 +127,7 @@ class Prober:
             "tokens": tokens,
             "dtype": run.probe.dtype,
             "form": run.probe.form.value,
-            "pause_seconds": pause_seconds(run.at - began, self._engine.has_users()),
+            "pause_seconds": self._pause(began),
         }
         if run.position < len(run.probe.token_ids) - 1:
             return answer
@@ -145,6 +146,9 @@ class Prober:
         if self._run is not None:
             self._close()
             self._ended = reason
+
+    def _pause(self, began: float) -> float:
+        return pause_seconds(self._clock() - began, self._engine.has_users())
 
     def _close(self) -> None:
         self._run, self._ended = None, ""
