@@ -9,6 +9,7 @@ from kvserving_kernels.errors import UnsupportedEngineError
 from kvserving_kernels.formats import LAYOUTS, NATIVE, KVCacheDType, this_machine
 from kvserving_kernels.formats import why_not as why_not_native
 from kvserving_kernels.plugin.adapters import base_version
+from kvserving_kernels.plugin.adapters.v0_32 import probing
 from kvserving_kernels.plugin.adapters.v0_32.selection import (
     accelerator_of,
     effective_dtype,
@@ -77,6 +78,7 @@ class Engine:
             case "kv_cache_dtype":
                 dtype = self._model_dtype() if value == "auto" else str(value)
                 if dtype != self.get(knob):
+                    probing.drop(self._core, "the KV format was changed while the probe ran")
                     switch_kv_dtype(self._core, dtype)
             case _:
                 raise KeyError(knob)

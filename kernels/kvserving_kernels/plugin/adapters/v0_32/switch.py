@@ -152,7 +152,7 @@ def prepare_worker(worker: Any, dtype: str) -> None:
     with set_current_vllm_config(config):
         for layer in runner.vllm_config.compilation_config.static_forward_context.values():
             if isinstance(layer, Attention):
-                _give_backend(layer, dtype, name, runner.kv_cache_dtype, config.model_config.dtype)
+                give_backend(layer, dtype, name, runner.kv_cache_dtype, config.model_config.dtype)
 
 
 def _drop_cache(runner: Any) -> None:
@@ -179,7 +179,8 @@ def _drop_cache(runner: Any) -> None:
     runner.vllm_config.kernel_config.enable_jit_warmup = False
 
 
-def _give_backend(layer: Any, dtype: str, name: str, torch_dtype: Any, model_dtype: Any) -> None:
+def give_backend(layer: Any, dtype: str, name: str, torch_dtype: Any, model_dtype: Any) -> None:
+    """Have a layer store and read its cache in a format; `name` is vLLM's own name for it."""
     first = getattr(layer, "_kvserving_first", None)
     if first is None:
         first = (layer.kv_cache_dtype, layer.attn_backend, layer.impl)
