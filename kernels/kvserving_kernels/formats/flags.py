@@ -12,6 +12,9 @@ OBJECT: Final = "kvserving"
 FIELD: Final = "kv_cache_dtype"
 """The format in it."""
 
+EVICTION_FIELD: Final = "eviction"
+"""The eviction in it."""
+
 
 def dtype_flag(dtype: KVCacheDType) -> str | None:
     """Argument of `vllm serve` for a format; None where vLLM's default is it."""
