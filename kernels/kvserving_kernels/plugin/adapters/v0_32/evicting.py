@@ -61,7 +61,8 @@ class EvictingBackend:
     @classmethod
     def get_builder_cls(cls) -> type[AttentionMetadataBuilder[Any]]:
         """The backend's own builder behind a compaction of what it is given."""
-        return _builder(cls.whole.get_builder_cls())
+        builder: type[AttentionMetadataBuilder[Any]] = _builder(cls.whole.get_builder_cls())
+        return builder
 
 
 class CompactingBuilder:
@@ -179,7 +180,8 @@ def evicting(whole: type[AttentionBackend], policy: StreamingLLM, step_tokens: i
             f"eviction: expected one of the attention backends {', '.join(SUPPORTED[:-1])} or a KV "
             f"format of this package, got {whole.get_name()}: set --attention-backend"
         )
-    return _evicting(whole, policy, step_tokens)
+    form: Any = _evicting(whole, policy, step_tokens)
+    return form
 
 
 def published(path: str, policy: StreamingLLM, step_tokens: int) -> str:
@@ -190,7 +192,7 @@ def published(path: str, policy: StreamingLLM, step_tokens: int) -> str:
 
 
 @cache
-def _evicting(whole: type[AttentionBackend], policy: StreamingLLM, step_tokens: int) -> Any:
+def _evicting(whole: Any, policy: StreamingLLM, step_tokens: int) -> Any:
     name = f"Evicting{whole.__name__}_{policy.sink_tokens}_{policy.window_tokens}"
     parts = {"policy": policy, "step_tokens": step_tokens, "whole": whole, "__module__": __name__}
     return type(name, (EvictingBackend, whole), parts)
