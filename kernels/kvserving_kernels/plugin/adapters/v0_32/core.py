@@ -15,6 +15,7 @@ from kvserving_kernels.plugin.adapters import base_version
 from kvserving_kernels.plugin.adapters.v0_32.selection import (
     accelerator_of,
     effective_dtype,
+    eviction_bounds,
     own_eviction,
     torch_name,
     why_not,
@@ -139,9 +140,7 @@ class Engine:
         if dtypes:
             envelope["kv_cache_dtype"] = Choices(dtypes)
         if why_not_evict(config) is None:
-            envelope["eviction"] = EvictionBounds.of_engine(
-                int(config.cache_config.block_size), int(config.model_config.max_model_len)
-            )
+            envelope["eviction"] = eviction_bounds(config)
         return envelope
 
     def _dtypes(self) -> tuple[str, ...]:

@@ -23,10 +23,11 @@ from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec, replace
 from kvserving_kernels.errors import UnsupportedEngineError
 from kvserving_kernels.eviction import EvictionBounds, StreamingLLM
 from kvserving_kernels.ops.compaction import compact, cut, first_window_blocks
+from kvserving_kernels.plugin.adapters.v0_32.backend import KVFormatBackend
 from kvserving_kernels.plugin.adapters.v0_32.streaming import StreamingSpec
 
-SUPPORTED = ("CPU_ATTN", "FLASH_ATTN", "CUSTOM")
-"""Names of backends whose kernels take the batch as it is described to them."""
+SUPPORTED = ("CPU_ATTN", "FLASH_ATTN")
+"""vLLM's backends whose kernels take the batch as it is described to them."""
 
 
 class EvictingBackend:
@@ -173,11 +174,11 @@ class CompactingBuilder:
         )
 
 
-def evicting(whole: type[AttentionBackend], policy: StreamingLLM, step_tokens: int) -> Any:
+def evicting(whole: Any, policy: StreamingLLM, step_tokens: int) -> Any:
     """The backend with a policy; UnsupportedEngineError where its kernels are not known to fit."""
-    if whole.get_name() not in SUPPORTED:
+    if not issubclass(whole, KVFormatBackend) and whole.get_name() not in SUPPORTED:
         raise UnsupportedEngineError(
-            f"eviction: expected one of the attention backends {', '.join(SUPPORTED[:-1])} or a KV "
+            f"eviction: expected one of the attention backends {', '.join(SUPPORTED)} or a KV "
             f"format of this package, got {whole.get_name()}: set --attention-backend"
         )
     form: Any = _evicting(whole, policy, step_tokens)

@@ -8,8 +8,14 @@ Eviction comes the same way. Without these settings vLLM chooses as if this pack
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from kvserving_kernels.errors import UnsupportedEngineError
-from kvserving_kernels.eviction import NO_EVICTION, Eviction, StreamingLLM
+from kvserving_kernels.errors import InvalidSettingError, UnsupportedEngineError
+from kvserving_kernels.eviction import (
+    NO_EVICTION,
+    Eviction,
+    EvictionBounds,
+    StreamingLLM,
+    read_eviction,
+)
 from kvserving_kernels.formats import ALIASES, LAYOUTS, KVCacheDType, this_machine
 from kvserving_kernels.formats.flags import EVICTION_FIELD, FIELD, OBJECT
 from kvserving_kernels.plugin.adapters import base_version
@@ -85,9 +91,8 @@ def why_not(vllm_config: Any, dtype: KVCacheDType) -> str | None:
     reason = _why_not_paged(vllm_config)
     if reason is not None:
         return reason
-    # A GPU's block size is chosen later, from what the backend takes.
-    known = cache.user_specified_block_size or vllm_config.device_config.device_type == "cpu"
     layout = LAYOUTS[dtype]
+    known = _knows_block_size(vllm_config)
     block_size = cache.block_size if known else layout.minimum_block_size
     return layout.why_not(block_size, model.get_head_size())
 
@@ -102,6 +107,19 @@ def why_not_evict(vllm_config: Any) -> str | None:
     if model.is_hybrid or model.is_encoder_decoder or model.rswa_window is not None:
         return "only decoder models with full attention in every layer are supported"
     return _why_not_paged(vllm_config)
+
+
+def eviction_bounds(vllm_config: Any) -> EvictionBounds:
+    """Parameters of eviction that an engine of known block size takes."""
+    return EvictionBounds.of_engine(
+        int(vllm_config.cache_config.block_size), int(vllm_config.model_config.max_model_len)
+    )
+
+
+def _knows_block_size(vllm_config: Any) -> bool:
+    # A GPU's block size is chosen later, from what the backend takes.
+    asked_for = bool(vllm_config.cache_config.user_specified_block_size)
+    return asked_for or vllm_config.device_config.device_type == "cpu"
 
 
 def _why_not_paged(vllm_config: Any) -> str | None:
@@ -168,6 +186,9 @@ def _check_eviction(vllm_config: Any, eviction: Eviction) -> None:
     if reason is not None:
         where = f"--additional-config {OBJECT}.{EVICTION_FIELD}"
         raise UnsupportedEngineError(f"{where}: {eviction.policy}: {reason}")
+    if _knows_block_size(vllm_config):
+        field = f"{OBJECT}.{EVICTION_FIELD}"
+        read_eviction(field, eviction.to_json(), eviction_bounds(vllm_config), InvalidSettingError)
 
 
 def _wrap_choice(owner: Any) -> None:
