@@ -135,7 +135,8 @@ class CompactingBuilder:
         # Exact for all that this is used with; on a CPU the lengths themselves are at hand.
         if common.seq_lens.device.type == "cpu" or lengths is None:
             lengths = common.seq_lens.cpu()
-        pieces = cut(policy, size, common.query_start_loc_cpu, lengths[: common.num_reqs])
+        rows = common.num_reqs
+        pieces = cut(policy, size, common.query_start_loc_cpu[: rows + 1], lengths[:rows])
         device = common.seq_lens.device
         sequences = pieces.sequences.to(device)
         table, compacted = compact(
