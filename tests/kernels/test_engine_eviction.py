@@ -72,7 +72,7 @@ def worst(run: dict[str, Any], references: list[dict[str, Any]]) -> float:
 
 def mean_in_prompts(run: dict[str, Any], references: list[dict[str, Any]]) -> float:
     """Mean difference over the prompts, which are the same whatever is generated."""
-    found = [
+    found: list[float] = [
         abs(a - b)
         for logprobs, reference in zip(run["logprobs"], references, strict=True)
         for a, b in zip(logprobs[:-NEW_TOKENS], reference["logprobs"][:-NEW_TOKENS], strict=True)

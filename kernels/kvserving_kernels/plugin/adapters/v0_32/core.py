@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from kvserving_kernels.errors import UnsupportedEngineError
-from kvserving_kernels.eviction import Eviction, EvictionBounds
+from kvserving_kernels.eviction import NO_EVICTION, Eviction, EvictionBounds
 from kvserving_kernels.formats import LAYOUTS, NATIVE, KVCacheDType, this_machine
 from kvserving_kernels.formats import why_not as why_not_native
 from kvserving_kernels.plugin.adapters import base_version
@@ -108,7 +108,7 @@ class Engine:
                 kv_cache_dtype=effective_dtype(config),
                 max_active_seqs=int(scheduler.max_num_active_reqs),
                 max_scheduled_tokens=int(scheduler.max_num_scheduled_tokens),
-                eviction=own_eviction(config),
+                eviction=_eviction(scheduler.kv_cache_config),
             ),
             envelope=self._envelope(slots),
             capacity=_capacity(config, scheduler.kv_cache_config),
@@ -165,6 +165,16 @@ class Engine:
             and why_not_native(dtype, accelerator, engine, machine, self._model_dtype()) is None
         ]
         return (*native, *own)
+
+
+def _eviction(kv_cache: Any) -> Eviction:
+    """What the scheduler's manager of blocks does, whatever it was asked to do."""
+    from kvserving_kernels.plugin.adapters.v0_32.streaming import StreamingSpec
+
+    for group in kv_cache.kv_cache_groups:
+        if isinstance(group.kv_cache_spec, StreamingSpec):
+            return group.kv_cache_spec.policy
+    return NO_EVICTION
 
 
 def _evicted_blocks() -> int:
