@@ -1,10 +1,12 @@
 """The engine core's end: all or nothing, each id once, and what was before stays on failure."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from kvserving_kernels.eviction import NO_EVICTION, EvictionBounds, StreamingLLM
 from kvserving_kernels.plugin.changes import Choices, IntegerRange, Value
 from kvserving_kernels.plugin.controller import REMEMBERED_CHANGES, RuntimeController
 from kvserving_kernels.plugin.document import (
@@ -19,14 +21,16 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
 
 
 class FakeEngine:
-    """An engine with three live knobs, of which one may fail."""
+    """An engine with four live knobs, of which one may fail."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {
             "max_active_seqs": 64,
             "max_scheduled_tokens": 2048,
             "kv_cache_dtype": "bfloat16",
+            "eviction": NO_EVICTION,
         }
+        self.laid_out: list[dict[str, Value]] = []
         self.writes: list[tuple[str, Value]] = []
         self.fails: str | None = None
 
@@ -43,6 +47,12 @@ class FakeEngine:
             self.fails = None
             raise RuntimeError("out of memory")
 
+    def lay_out(self, values: Mapping[str, Value]) -> None:
+        """Set knobs of the cache, or fail halfway."""
+        self.laid_out.append(dict(values))
+        for knob, value in values.items():
+            self.set(knob, value)
+
     def state(self) -> EngineState:
         """State with all knobs live."""
         return EngineState(
@@ -50,11 +60,13 @@ class FakeEngine:
                 self.values["kv_cache_dtype"],
                 self.values["max_active_seqs"],
                 self.values["max_scheduled_tokens"],
+                self.values["eviction"],
             ),
             envelope={
                 "max_active_seqs": IntegerRange(1, 64),
                 "max_scheduled_tokens": IntegerRange(64, 2048),
                 "kv_cache_dtype": Choices(("bfloat16", "int4")),
+                "eviction": EvictionBounds.of_engine(128, 1024),
             },
             capacity=Capacity(4096, 32, 128, 1024, 4_194_304, 4.0),
             versions=Versions("0.32.0", "0.1.0"),
@@ -89,6 +101,11 @@ def test_the_document_has_the_shape_that_clients_know(controller: RuntimeControl
             "max_active_seqs": {"minimum": 1, "maximum": 64},
             "max_scheduled_tokens": {"minimum": 64, "maximum": 2048},
             "kv_cache_dtype": {"values": ["bfloat16", "int4"]},
+            "eviction": {
+                "values": ["None", "StreamingLLM"],
+                "sink_tokens": {"minimum": 0, "maximum": 1024, "default": 4},
+                "window_tokens": {"minimum": 128, "maximum": 1024},
+            },
         },
         "capacity": {
             "kv_cache_tokens": 4096,
@@ -106,6 +123,7 @@ def test_the_document_has_the_shape_that_clients_know(controller: RuntimeControl
             "prefix_caching": True,
             "dtype": "bfloat16",
         },
+        "counters": {"evicted_blocks": 0},
         "last_change": None,
     }
 
@@ -204,3 +222,41 @@ def test_a_failed_switch_takes_the_cheap_settings_back(
     answer = controller.apply(_change(kv_cache_dtype="int4", max_active_seqs=8))
     assert answer["outcome"] == "Failed"
     assert engine.values == before
+
+
+STREAMING = {"policy": "StreamingLLM", "sink_tokens": 64, "window_tokens": 512}
+
+
+def test_format_and_eviction_are_one_layout(
+    controller: RuntimeController, engine: FakeEngine
+) -> None:
+    answer = controller.apply(_change(kv_cache_dtype="int4", eviction=STREAMING))
+    assert answer["outcome"] == "Applied"
+    assert engine.laid_out == [{"kv_cache_dtype": "int4", "eviction": StreamingLLM(64, 512)}]
+    assert answer["runtime"]["effective"]["eviction"] == STREAMING
+    again = controller.apply(_change(kv_cache_dtype="int4", eviction=STREAMING))
+    assert (again["outcome"], len(engine.laid_out)) == ("Repeated", 1)
+    other = controller.apply(_change(kv_cache_dtype="int4", eviction={"policy": "None"}))
+    assert other["error"]["field"] == "change_id"
+    assert "StreamingLLM with 64 sinks" in other["error"]["message"]
+
+
+@pytest.mark.parametrize("failing", ["kv_cache_dtype", "eviction"])
+def test_of_format_and_eviction_both_or_none_is_changed(
+    controller: RuntimeController, engine: FakeEngine, failing: str
+) -> None:
+    before = dict(engine.values)
+    engine.fails = failing
+    change = _change(kv_cache_dtype="int4", eviction=STREAMING, max_active_seqs=8)
+    assert controller.apply(change)["outcome"] == "Failed"
+    assert engine.values == before
+
+
+def test_a_wrong_eviction_names_its_parameter(controller: RuntimeController) -> None:
+    answer = controller.apply(_change(eviction={**STREAMING, "window_tokens": 64}))
+    assert answer["error"] == {
+        "field": "eviction.window_tokens",
+        "expected": "an integer from 128 to 1024",
+        "got": "64",
+        "message": "eviction.window_tokens: expected an integer from 128 to 1024, got 64",
+    }

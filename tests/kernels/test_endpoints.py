@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from kvserving_kernels.errors import RuntimeUnavailableError
 from kvserving_kernels.plugin.endpoints import MAX_BODY_BYTES, RuntimeAPI, build_router
+from kvserving_kernels.plugin.follow import follow
 from kvserving_kernels.plugin.link import CoreLink, RefusedLink
 from kvserving_kernels.plugin.metrics import RuntimeMetrics
 
@@ -269,6 +270,26 @@ async def test_metrics_follow_the_document(registry: CollectorRegistry) -> None:
     assert registry.get_sample_value("kvserving:kv_cache_info", old) is None
     assert registry.get_sample_value("kvserving:kv_cache_info", {**old, "dtype": "int4"}) == 1
     assert registry.get_sample_value("kvserving:max_active_seqs") == 8
+
+
+async def test_evicted_blocks_are_counted_once(registry: CollectorRegistry) -> None:
+    metrics = RuntimeMetrics(registry)
+    for count in (5, 9, 7, 9):
+        metrics.show({**DOCUMENT, "counters": {"evicted_blocks": count}})
+    assert registry.get_sample_value("kvserving:evicted_blocks_total") == 9
+
+
+async def test_metrics_follow_the_core_also_after_it_could_not_answer(link: FakeLink) -> None:
+    shown: asyncio.Queue[Any] = asyncio.Queue()
+    following = asyncio.create_task(follow(link, shown.put_nowait, interval_seconds=0))
+    assert await shown.get() == DOCUMENT
+    link.error = "hung"
+    while not shown.empty():
+        shown.get_nowait()
+    await asyncio.sleep(0.01)
+    link.error = None
+    assert await shown.get() == DOCUMENT
+    following.cancel()
 
 
 async def test_unknown_fields_do_not_become_metric_labels(

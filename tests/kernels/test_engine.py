@@ -146,7 +146,7 @@ async def test_without_the_token_nothing_is_shown(
         ({"max_active_seqs": 0, "change_id": "x"}, "max_active_seqs"),
         ({"max_active_seqs": 8}, "change_id"),
         ({"kv_cache_dtype": "nuq4", "max_active_seqs": 8, "change_id": "x"}, "kv_cache_dtype"),
-        ({"eviction": {"policy": "StreamingLLM"}, "change_id": "x"}, "eviction"),
+        ({"eviction": {"policy": "StreamingLLM"}, "change_id": "x"}, "eviction.window_tokens"),
         ({"nonsense": 1, "change_id": "x"}, "nonsense"),
     ],
 )

@@ -3,6 +3,7 @@
 import pytest
 
 from kvserving_kernels.errors import InvalidSettingError
+from kvserving_kernels.eviction import StreamingLLM
 from kvserving_kernels.formats import LAYOUTS
 from kvserving_kernels.plugin.settings import Settings, read_settings
 
@@ -20,6 +21,15 @@ def test_each_own_format_may_be_named(dtype: str) -> None:
     assert found == Settings(dtype)  # type: ignore[arg-type]
 
 
+def test_eviction_may_be_named_with_or_without_a_format() -> None:
+    eviction = {"policy": "StreamingLLM", "sink_tokens": 64, "window_tokens": 1024}
+    alone = read_settings({"kvserving": {"eviction": eviction}})
+    assert alone == Settings(eviction=StreamingLLM(64, 1024))
+    both = read_settings({"kvserving": {"kv_cache_dtype": "int4", "eviction": eviction}})
+    assert (both.kv_cache_dtype, both.eviction) == ("int4", alone.eviction)
+    assert read_settings({"kvserving": {"eviction": {"policy": "None"}}}) == Settings()
+
+
 @pytest.mark.parametrize(
     ("document", "field"),
     [
@@ -32,6 +42,10 @@ def test_each_own_format_may_be_named(dtype: str) -> None:
         ({"kv_cache_dtype": "bfloat16"}, "kvserving.kv_cache_dtype"),
         ({"kv_cache_dtype": 4}, "kvserving.kv_cache_dtype"),
         ({"kv_cache_dtype": ["int4"]}, "kvserving.kv_cache_dtype"),
+        ({"eviction": "StreamingLLM"}, "kvserving.eviction"),
+        ({"eviction": {"policy": "H2O"}}, "kvserving.eviction.policy"),
+        ({"eviction": {"policy": "StreamingLLM"}}, "kvserving.eviction.window_tokens"),
+        ({"kv_cache_dtype": "int4", "evict": {}}, "kvserving.evict"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_the_field_at_fault(document: object, field: str) -> None:

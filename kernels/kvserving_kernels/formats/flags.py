@@ -21,14 +21,16 @@ def cache_flags(
     dtype: KVCacheDType, eviction: Mapping[str, str | int] | None = None
 ) -> tuple[str, ...]:
     """Arguments of `vllm serve` for a format and an eviction; none where vLLM's defaults are it."""
-    flags, ours = [], {}
+    flags: list[str] = []
+    ours: dict[str, object] = {}
     if dtype in LAYOUTS:
         ours[FIELD] = dtype.value
     elif dtype is not KVCacheDType.AUTO:
         flags.append(f"--kv-cache-dtype={dtype.value}")
-    document: dict[str, object] = {**ours, **({EVICTION_FIELD: dict(eviction)} if eviction else {})}
-    if document:
-        flags.append("--additional-config=" + json.dumps({OBJECT: document}, separators=(",", ":")))
+    if eviction:
+        ours[EVICTION_FIELD] = dict(eviction)
+    if ours:
+        flags.append("--additional-config=" + json.dumps({OBJECT: ours}, separators=(",", ":")))
     return tuple(flags)
 
 

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from kvserving_kernels.errors import InvalidChangeError
+from kvserving_kernels.eviction import Eviction, EvictionBounds, read_eviction
 
 KNOBS: Final = ("kv_cache_dtype", "max_active_seqs", "max_scheduled_tokens", "eviction")
 """Settings that the API names; those missing from an engine's envelope need a restart there."""
@@ -56,10 +57,10 @@ class Choices:
         return {"values": list(self.values)}
 
 
-Value = int | str
+Value = int | str | Eviction
 """A setting of a knob."""
 
-Envelope = Mapping[str, IntegerRange | Choices]
+Envelope = Mapping[str, IntegerRange | Choices | EvictionBounds]
 """The knobs that may change live on an engine, each with the values it takes."""
 
 
@@ -90,6 +91,9 @@ def parse_change(document: object, envelope: Envelope) -> Change:
         if allowed is None:
             expected = "no live change (it is restart class on this engine)"
             raise InvalidChangeError(field, expected, _shown(value))
+        if isinstance(allowed, EvictionBounds):
+            values[field] = read_eviction(field, value, allowed, InvalidChangeError)
+            continue
         if value not in allowed:
             raise InvalidChangeError(field, str(allowed), _shown(value))
         values[field] = value

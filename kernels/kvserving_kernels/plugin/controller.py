@@ -18,8 +18,8 @@ REMEMBERED_CHANGES: Final = 256
 """Change ids kept for idempotence; a client repeats within seconds, so a few would do."""
 
 
-_COSTLY_LAST: Final = ("max_active_seqs", "max_scheduled_tokens", "eviction", "kv_cache_dtype")
-"""Order of setting: what empties the cache comes last, so that nothing after it can undo it."""
+LAID_OUT: Final = ("kv_cache_dtype", "eviction")
+"""Knobs that lay the cache out anew, all of a change's at once."""
 
 
 class Engine(Protocol):
@@ -35,6 +35,10 @@ class Engine(Protocol):
 
     def set(self, knob: str, value: Value) -> None:
         """Set a live knob; a raised error means that the knob may be in either state."""
+        ...
+
+    def lay_out(self, values: Mapping[str, Value]) -> None:
+        """Set knobs of `LAID_OUT`, all or none."""
         ...
 
 
@@ -89,8 +93,8 @@ class RuntimeController:
         if earlier != change.values:
             raise InvalidChangeError(
                 "change_id",
-                f"an id of its own, or the change it named before ({dict(earlier)})",
-                f"{change.change_id!r} with {dict(change.values)}",
+                f"an id of its own, or the change it named before ({_named(earlier)})",
+                f"{change.change_id!r} with {_named(change.values)}",
             )
         return True
 
@@ -102,11 +106,22 @@ class RuntimeController:
     def _set_all(self, change: Change) -> str | None:
         before = {knob: self._engine.get(knob) for knob in change.values}
         try:
-            for knob in sorted(change.values, key=_COSTLY_LAST.index):
-                self._engine.set(knob, change.values[knob])
+            self._put(change.values)
         # Whatever a knob raises, the engine must serve on with what it had.
         except Exception as error:
-            for knob, value in before.items():
-                self._engine.set(knob, value)
+            self._put(before)
             return f"{type(error).__name__}: {error}; the settings from before are in force"
         return None
+
+    def _put(self, values: Mapping[str, Value]) -> None:
+        for knob, value in values.items():
+            if knob not in LAID_OUT:
+                self._engine.set(knob, value)
+        laid_out = {knob: value for knob, value in values.items() if knob in LAID_OUT}
+        # What empties the cache comes last, so that nothing after it can undo it.
+        if laid_out:
+            self._engine.lay_out(laid_out)
+
+
+def _named(values: Mapping[str, Value]) -> str:
+    return ", ".join(f"{knob}: {value}" for knob, value in values.items())

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from kvserving_kernels.eviction import NO_EVICTION, Eviction
 from kvserving_kernels.plugin.changes import Envelope
 
 API_VERSION: Final = "v1"
@@ -15,7 +16,7 @@ class Effective:
     kv_cache_dtype: str
     max_active_seqs: int
     max_scheduled_tokens: int
-    eviction_policy: str = "None"
+    eviction: Eviction = NO_EVICTION
 
     def to_json(self) -> dict[str, Any]:
         """As the API shows it."""
@@ -23,7 +24,7 @@ class Effective:
             "kv_cache_dtype": self.kv_cache_dtype,
             "max_active_seqs": self.max_active_seqs,
             "max_scheduled_tokens": self.max_scheduled_tokens,
-            "eviction": {"policy": self.eviction_policy},
+            "eviction": self.eviction.to_json(),
         }
 
 
@@ -33,7 +34,8 @@ class Capacity:
 
     `bytes_per_token` and `kv_cache_bytes` are those of one worker: with tensor parallelism each
     worker holds its own heads of every token. `max_concurrency` is the number of requests of
-    `max_model_len` tokens that fit.
+    `max_model_len` tokens that fit, and `kv_cache_tokens` the tokens that these have: with
+    eviction more than the cache holds at once.
     """
 
     kv_cache_tokens: int
@@ -64,6 +66,13 @@ class Versions:
 
 
 @dataclass(frozen=True)
+class Counters:
+    """What the engine core has counted since it started."""
+
+    evicted_blocks: int = 0
+
+
+@dataclass(frozen=True)
 class EngineState:
     """Everything the engine tells about itself."""
 
@@ -72,6 +81,7 @@ class EngineState:
     capacity: Capacity
     versions: Versions
     startup: Startup
+    counters: Counters = Counters()
 
 
 @dataclass(frozen=True)
@@ -97,5 +107,6 @@ def render(state: EngineState, last_change: LastChange | None) -> dict[str, Any]
         "capacity": asdict(state.capacity),
         "versions": asdict(state.versions),
         "startup": asdict(state.startup),
+        "counters": asdict(state.counters),
         "last_change": last_change.to_json() if last_change else None,
     }

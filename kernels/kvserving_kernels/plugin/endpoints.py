@@ -22,6 +22,7 @@ from kvserving_kernels.plugin.adapters import adapter_for
 from kvserving_kernels.plugin.changes import KNOBS
 from kvserving_kernels.plugin.controller import Outcome
 from kvserving_kernels.plugin.drain import DrainMiddleware, drain_file
+from kvserving_kernels.plugin.follow import follow
 from kvserving_kernels.plugin.link import EngineLink, RefusedLink
 from kvserving_kernels.plugin.metrics import RuntimeMetrics
 from kvserving_kernels.plugin.probe_requests import Gone, ProbeRequests
@@ -54,6 +55,8 @@ class RuntimeAPI:
     async def start(self) -> None:
         """Show the engine's state in the metrics from the first scrape on."""
         self._metrics.show(await self._link.describe())
+        # What the core counts is on its side: it is fetched, since scrapes must not wait for it.
+        self._following = asyncio.create_task(follow(self._link, self._metrics.show))
 
     def refuse(self, authorization: str | None) -> JSONResponse | None:
         """The answer to a caller who may not see or change anything, or None."""

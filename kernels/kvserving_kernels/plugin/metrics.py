@@ -36,6 +36,12 @@ class RuntimeMetrics:
             ("knob", "result"),
             registry=registry,
         )
+        self._evicted = Counter(
+            "kvserving:evicted_blocks",
+            "Blocks of the KV cache freed while their requests went on.",
+            registry=registry,
+        )
+        self._evicted_before = 0
         self._completions = Counter(
             "kvserving:ready_completions",
             "One-token completions made to prove readiness; not in the engine's own statistics.",
@@ -63,6 +69,10 @@ class RuntimeMetrics:
         self._info_labels = labels
         self._info.labels(*labels).set(1)
         self._max_active_seqs.set(effective["max_active_seqs"])
+        evicted = int(document.get("counters", {}).get("evicted_blocks", 0))
+        # Answers may overtake each other; a counter never goes back.
+        self._evicted.inc(max(0, evicted - self._evicted_before))
+        self._evicted_before = max(self._evicted_before, evicted)
 
     def count_change(self, knob: str, result: str) -> None:
         """Count a request to change `knob`."""

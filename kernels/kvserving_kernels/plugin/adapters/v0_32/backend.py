@@ -161,7 +161,7 @@ class KVFormatImpl(AttentionImpl):
         **others: Any,
     ) -> None:
         refuse(
-            self.layout.dtype,
+            f"KV format {self.layout.dtype}",
             (
                 ("ALiBi", alibi_slopes is not None),
                 ("a sliding window", sliding_window is not None),

@@ -1,11 +1,14 @@
 """The engine core as the runtime API sees it: what is in force, what may change, what fits."""
 
 import logging
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
 from kvserving_kernels.errors import UnsupportedEngineError
+from kvserving_kernels.eviction import NO_EVICTION, Eviction, EvictionBounds
 from kvserving_kernels.formats import LAYOUTS, NATIVE, KVCacheDType, this_machine
 from kvserving_kernels.formats import why_not as why_not_native
 from kvserving_kernels.plugin.adapters import base_version
@@ -13,14 +16,18 @@ from kvserving_kernels.plugin.adapters.v0_32 import probing
 from kvserving_kernels.plugin.adapters.v0_32.selection import (
     accelerator_of,
     effective_dtype,
+    eviction_bounds,
+    own_eviction,
     torch_name,
     why_not,
+    why_not_evict,
 )
-from kvserving_kernels.plugin.adapters.v0_32.switch import switch_kv_dtype
+from kvserving_kernels.plugin.adapters.v0_32.switch import cache_of, switch_cache
 from kvserving_kernels.plugin.changes import Choices, Envelope, IntegerRange, Value
 from kvserving_kernels.plugin.controller import RuntimeController
 from kvserving_kernels.plugin.document import (
     Capacity,
+    Counters,
     Effective,
     EngineState,
     Startup,
@@ -65,6 +72,8 @@ class Engine:
                 return int(scheduler.max_num_scheduled_tokens)
             case "kv_cache_dtype":
                 return effective_dtype(self._core.vllm_config)
+            case "eviction":
+                return own_eviction(self._core.vllm_config)
         raise KeyError(knob)
 
     def set(self, knob: str, value: Value) -> None:
@@ -75,13 +84,20 @@ class Engine:
                 scheduler.max_num_active_reqs = value
             case "max_scheduled_tokens":
                 scheduler.max_num_scheduled_tokens = value
-            case "kv_cache_dtype":
-                dtype = self._model_dtype() if value == "auto" else str(value)
-                if dtype != self.get(knob):
-                    probing.drop(self._core, "the KV format was changed while the probe ran")
-                    switch_kv_dtype(self._core, dtype)
             case _:
                 raise KeyError(knob)
+
+    def lay_out(self, values: Mapping[str, Value]) -> None:
+        """Set format, eviction or both with one new cache, unless they are in force."""
+        before = cache = cache_of(self._core.vllm_config)
+        dtype, eviction = values.get("kv_cache_dtype"), values.get("eviction")
+        if dtype is not None:
+            cache = replace(cache, dtype=self._model_dtype() if dtype == "auto" else str(dtype))
+        if isinstance(eviction, Eviction):
+            cache = replace(cache, eviction=eviction)
+        if cache != before:
+            probing.drop(self._core, "the KV cache was changed while the probe ran")
+            switch_cache(self._core, cache)
 
     def state(self) -> EngineState:
         """Read the engine."""
@@ -94,6 +110,7 @@ class Engine:
                 kv_cache_dtype=effective_dtype(config),
                 max_active_seqs=int(scheduler.max_num_active_reqs),
                 max_scheduled_tokens=int(scheduler.max_num_scheduled_tokens),
+                eviction=_eviction(scheduler.kv_cache_config),
             ),
             envelope=self._envelope(slots),
             capacity=_capacity(config, scheduler.kv_cache_config),
@@ -105,6 +122,7 @@ class Engine:
                 prefix_caching=bool(config.cache_config.enable_prefix_caching),
                 dtype=self._model_dtype(),
             ),
+            counters=Counters(evicted_blocks=_evicted_blocks()),
         )
 
     def _model_dtype(self) -> str:
@@ -112,7 +130,9 @@ class Engine:
 
     def _envelope(self, slots: int) -> Envelope:
         config = self._core.vllm_config
-        envelope: dict[str, IntegerRange | Choices] = {"max_active_seqs": IntegerRange(1, slots)}
+        envelope: dict[str, IntegerRange | Choices | EvictionBounds] = {
+            "max_active_seqs": IntegerRange(1, slots)
+        }
         budget = int(config.scheduler_config.max_num_batched_tokens)
         # A budget below one token per running sequence would stop some of them, and without
         # chunked prefill a prompt longer than the budget would never start.
@@ -121,6 +141,8 @@ class Engine:
         dtypes = self._dtypes()
         if dtypes:
             envelope["kv_cache_dtype"] = Choices(dtypes)
+        if why_not_evict(config) is None:
+            envelope["eviction"] = eviction_bounds(config)
         return envelope
 
     def _dtypes(self) -> tuple[str, ...]:
@@ -145,6 +167,22 @@ class Engine:
             and why_not_native(dtype, accelerator, engine, machine, self._model_dtype()) is None
         ]
         return (*native, *own)
+
+
+def _eviction(kv_cache: Any) -> Eviction:
+    """What the scheduler's manager of blocks does, whatever it was asked to do."""
+    from kvserving_kernels.plugin.adapters.v0_32.streaming import StreamingSpec
+
+    for group in kv_cache.kv_cache_groups:
+        if isinstance(group.kv_cache_spec, StreamingSpec):
+            return group.kv_cache_spec.policy
+    return NO_EVICTION
+
+
+def _evicted_blocks() -> int:
+    from kvserving_kernels.plugin.adapters.v0_32.streaming import StreamingManager
+
+    return StreamingManager.evicted_blocks
 
 
 def _is_compiled(config: Any) -> bool:

@@ -17,8 +17,9 @@ from typing import Any, Final
 import torch
 
 from kvserving_kernels.errors import ProbeRefusedError
-from kvserving_kernels.plugin.adapters.v0_32.selection import effective_dtype, set_dtype
-from kvserving_kernels.plugin.adapters.v0_32.switch import give_backend
+from kvserving_kernels.eviction import NO_EVICTION
+from kvserving_kernels.plugin.adapters.v0_32.selection import set_cache
+from kvserving_kernels.plugin.adapters.v0_32.switch import Cache, cache_of, give_backend
 from kvserving_kernels.plugin.memory import free_host_bytes
 
 _SWAPPED: Final = (
@@ -72,8 +73,9 @@ class PrivateCache:
         self._layers = _attention_layers(self._config)
         before = _read(self._layers)
         try:
-            if dtype != effective_dtype(runner.vllm_config):
-                self._give_backends(dtype)
+            cache = Cache(dtype, NO_EVICTION)
+            if cache != cache_of(runner.vllm_config):
+                self._give_backends(cache)
             self._lay_out(tokens)
             self._own = _read(self._layers)
         finally:
@@ -92,7 +94,7 @@ class PrivateCache:
                 found += self._score(hidden, targets[part])
         return torch.cat(found).tolist() if found else []
 
-    def _give_backends(self, dtype: str) -> None:
+    def _give_backends(self, cache: Cache) -> None:
         from vllm.config import set_current_vllm_config
         from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 
@@ -100,7 +102,7 @@ class PrivateCache:
         torch_dtype = kv_cache_dtype_str_to_dtype(name, model)
         with set_current_vllm_config(self._config):
             for layer in self._layers.values():
-                give_backend(layer, dtype, name, torch_dtype, model.dtype)
+                give_backend(layer, cache, name, torch_dtype, self._config)
 
     def _lay_out(self, tokens: int) -> None:
         """Allocate pages, as the engine would for a cache of this size."""
@@ -199,10 +201,10 @@ class PrivateCache:
 
 
 def _configured(config: Any, dtype: str) -> Any:
-    """A configuration for another format; the engine's own stays as it is."""
+    """A configuration for another format, of which nothing leaves; the engine's own stays."""
     own = copy.copy(config)
     own.cache_config = copy.copy(config.cache_config)
-    set_dtype(own, dtype)
+    set_cache(own, dtype, NO_EVICTION)
     return own
 
 

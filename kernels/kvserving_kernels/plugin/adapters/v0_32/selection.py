@@ -2,15 +2,22 @@
 
 The format is not a name of vLLM's `--kv-cache-dtype`, whose list cannot be extended from outside:
 it comes in `--additional-config`, vLLM's own dtype stays `auto`, and the backend sizes the pages.
-Without that setting vLLM chooses as if this package were not there.
+Eviction comes the same way. Without these settings vLLM chooses as if this package were not there.
 """
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from kvserving_kernels.errors import UnsupportedEngineError
+from kvserving_kernels.errors import InvalidSettingError, UnsupportedEngineError
+from kvserving_kernels.eviction import (
+    NO_EVICTION,
+    Eviction,
+    EvictionBounds,
+    StreamingLLM,
+    read_eviction,
+)
 from kvserving_kernels.formats import ALIASES, LAYOUTS, KVCacheDType, this_machine
-from kvserving_kernels.formats.flags import FIELD, OBJECT
+from kvserving_kernels.formats.flags import EVICTION_FIELD, FIELD, OBJECT
 from kvserving_kernels.plugin.adapters import base_version
 from kvserving_kernels.plugin.guard import CPU, NVIDIA, check_kv_dtype
 from kvserving_kernels.plugin.settings import read_settings
@@ -54,11 +61,19 @@ def effective_dtype(vllm_config: Any) -> str:
     return str(ALIASES.get(name, name))
 
 
-def set_dtype(vllm_config: Any, dtype: str) -> None:
-    """Write a format into a configuration, as the flags would have."""
+def own_eviction(vllm_config: Any) -> Eviction:
+    """What leaves an engine's cache while requests run."""
+    return read_settings(vllm_config.additional_config).eviction
+
+
+def set_cache(vllm_config: Any, dtype: str, eviction: Eviction) -> None:
+    """Write format and eviction into a configuration, as the flags would have."""
     additional = dict(vllm_config.additional_config or {})
     settings = dict(additional.get(OBJECT, {}))
     settings.pop(FIELD, None)
+    settings.pop(EVICTION_FIELD, None)
+    if eviction != NO_EVICTION:
+        settings[EVICTION_FIELD] = eviction.to_json()
     if dtype in LAYOUTS:
         settings[FIELD] = dtype
         vllm_config.cache_config.cache_dtype = "auto"
@@ -73,6 +88,43 @@ def set_dtype(vllm_config: Any, dtype: str) -> None:
 def why_not(vllm_config: Any, dtype: KVCacheDType) -> str | None:
     """Reason why an engine cannot store one of our formats, or None where it can."""
     model, cache = vllm_config.model_config, vllm_config.cache_config
+    reason = _why_not_paged(vllm_config)
+    if reason is not None:
+        return reason
+    layout = LAYOUTS[dtype]
+    known = _knows_block_size(vllm_config)
+    block_size = cache.block_size if known else layout.minimum_block_size
+    return layout.why_not(block_size, model.get_head_size())
+
+
+def why_not_evict(vllm_config: Any) -> str | None:
+    """Reason why an engine cannot free blocks of a running request, or None where it can."""
+    model = vllm_config.model_config
+    if vllm_config.parallel_config.prefill_context_parallel_size > 1:
+        return "prefill context parallelism is not supported: use --tensor-parallel-size"
+    if vllm_config.cache_config.kv_sharing_fast_prefill:
+        return "leave out --kv-sharing-fast-prefill"
+    if model.is_hybrid or model.is_encoder_decoder or model.rswa_window is not None:
+        return "only decoder models with full attention in every layer are supported"
+    return _why_not_paged(vllm_config)
+
+
+def eviction_bounds(vllm_config: Any) -> EvictionBounds:
+    """Parameters of eviction that an engine of known block size takes."""
+    return EvictionBounds.of_engine(
+        int(vllm_config.cache_config.block_size), int(vllm_config.model_config.max_model_len)
+    )
+
+
+def _knows_block_size(vllm_config: Any) -> bool:
+    # A GPU's block size is chosen later, from what the backend takes.
+    asked_for = bool(vllm_config.cache_config.user_specified_block_size)
+    return asked_for or vllm_config.device_config.device_type == "cpu"
+
+
+def _why_not_paged(vllm_config: Any) -> str | None:
+    """Reason why an engine's cache is not plain pages of keys and values of all tokens."""
+    model = vllm_config.model_config
     if vllm_config.speculative_config is not None:
         return "speculative decoding is not supported: leave out --speculative-config"
     if vllm_config.kv_transfer_config is not None:
@@ -85,11 +137,7 @@ def why_not(vllm_config: Any, dtype: KVCacheDType) -> str | None:
         return "models with sliding-window attention are not supported"
     if model.uses_alibi:
         return "models with ALiBi are not supported"
-    # A GPU's block size is chosen later, from what the backend takes.
-    known = cache.user_specified_block_size or vllm_config.device_config.device_type == "cpu"
-    layout = LAYOUTS[dtype]
-    block_size = cache.block_size if known else layout.minimum_block_size
-    return layout.why_not(block_size, model.get_head_size())
+    return None
 
 
 def torch_name(dtype: object) -> str:
@@ -104,7 +152,7 @@ def _wrap_check(owner: Any, accelerator: str) -> None:
         import vllm
 
         model = vllm_config.model_config
-        own = own_dtype(vllm_config)
+        own, eviction = own_dtype(vllm_config), own_eviction(vllm_config)
         check_kv_dtype(
             vllm_config.cache_config.cache_dtype,
             accelerator,
@@ -115,6 +163,8 @@ def _wrap_check(owner: Any, accelerator: str) -> None:
         original(vllm_config)
         if own is not None and model is not None:
             _check_own(vllm_config, own)
+        if eviction != NO_EVICTION and model is not None:
+            _check_eviction(vllm_config, eviction)
 
     owner.check_and_update_config = classmethod(check_and_update_config)
 
@@ -131,6 +181,16 @@ def _check_own(vllm_config: Any, own: KVCacheDType) -> None:
         raise UnsupportedEngineError(f"{where}: {own}: {reason}")
 
 
+def _check_eviction(vllm_config: Any, eviction: Eviction) -> None:
+    reason = why_not_evict(vllm_config)
+    if reason is not None:
+        where = f"--additional-config {OBJECT}.{EVICTION_FIELD}"
+        raise UnsupportedEngineError(f"{where}: {eviction.policy}: {reason}")
+    if _knows_block_size(vllm_config):
+        field = f"{OBJECT}.{EVICTION_FIELD}"
+        read_eviction(field, eviction.to_json(), eviction_bounds(vllm_config), InvalidSettingError)
+
+
 def _wrap_choice(owner: Any) -> None:
     original: Callable[..., str] = owner.get_attn_backend_cls
 
@@ -139,19 +199,27 @@ def _wrap_choice(owner: Any) -> None:
     ) -> str:
         from vllm.config import get_current_vllm_config
 
-        own = own_dtype(get_current_vllm_config())
-        if own is None or attn_selector_config.attn_type != "decoder":
-            return original(selected_backend, attn_selector_config, *rest, **more)
-        _check_layer(own, attn_selector_config)
-        module = __name__.rpartition(".")[0]
-        return f"{module}.backend.{BACKEND_CLASSES[own]}"
+        config = get_current_vllm_config()
+        own, eviction = own_dtype(config), own_eviction(config)
+        decoder = attn_selector_config.attn_type == "decoder"
+        if own is None or not decoder:
+            path = original(selected_backend, attn_selector_config, *rest, **more)
+        else:
+            _check_layer(f"KV format {own}", FIELD, attn_selector_config)
+            path = f"{__name__.rpartition('.')[0]}.backend.{BACKEND_CLASSES[own]}"
+        if not isinstance(eviction, StreamingLLM) or not decoder:
+            return path
+        _check_layer(f"eviction {eviction.policy}", EVICTION_FIELD, attn_selector_config)
+        from kvserving_kernels.plugin.adapters.v0_32.evicting import published
+
+        return published(path, eviction, config.max_in_flight_tokens)
 
     owner.get_attn_backend_cls = classmethod(get_attn_backend_cls)
 
 
-def _check_layer(own: KVCacheDType, layer: Any) -> None:
+def _check_layer(subject: str, field: str, layer: Any) -> None:
     refuse(
-        own,
+        subject,
         (
             ("multi-head latent attention (MLA)", layer.use_mla),
             ("a sliding window", layer.has_sliding_window),
@@ -160,15 +228,15 @@ def _check_layer(own: KVCacheDType, layer: Any) -> None:
             ("prefix attention of multimodal inputs", layer.use_mm_prefix),
             ("non-causal attention", layer.use_non_causal),
         ),
-        f": leave out {OBJECT}.{FIELD} in --additional-config",
+        f": leave out {OBJECT}.{field} in --additional-config",
     )
 
 
-def refuse(own: KVCacheDType, features: Iterable[tuple[str, bool]], advice: str = "") -> None:
+def refuse(subject: str, features: Iterable[tuple[str, bool]], advice: str = "") -> None:
     """Raise UnsupportedEngineError for the first feature that a layer uses."""
     for feature, used in features:
         if used:
             raise UnsupportedEngineError(
-                f"KV format {own}: this model has a layer with {feature}, which needs a format of "
-                f"vLLM's own{advice}"
+                f"{subject}: this model has a layer with {feature}, which needs vLLM's own cache"
+                f"{advice}"
             )

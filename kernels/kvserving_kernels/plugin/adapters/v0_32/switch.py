@@ -1,9 +1,10 @@
-"""Another KV format for a running engine: requests in flight are computed again, none is lost.
+"""Another KV cache for a running engine: requests in flight are computed again, none is lost.
 
 All running requests go back to the queue, the old cache is dropped, each layer gets the backend of
-the new format, a cache of as many bytes is laid out, and the scheduler gets a manager for its
-blocks. Weights, runner and queues stay. If any step fails, the same steps bring the old format
-back; if that fails too, the engine ends, so that it is restarted instead of answering nonsense.
+the new format and eviction, a cache of as many bytes is laid out, and the scheduler gets a manager
+for its blocks. Weights, runner and queues stay. If any step fails, the same steps bring the old
+cache back; if that fails too, the engine ends, so that it is restarted instead of answering
+nonsense. No block survives, so what was computed under another policy is never found again.
 
 Relied on: `Scheduler.reset_prefix_cache`, `GPUModelRunner._cleanup_profiling_kv_cache` and its
 counterpart's attributes, `EngineCore._initialize_kv_caches`, and the arguments of `KVCacheManager`.
@@ -12,45 +13,64 @@ counterpart's attributes, `EngineCore._initialize_kv_caches`, and the arguments 
 import gc
 import logging
 import time
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from kvserving_kernels.errors import SwitchError, UnsupportedEngineError
+from kvserving_kernels.eviction import NO_EVICTION, Eviction, StreamingLLM
 from kvserving_kernels.formats import LAYOUTS, KVCacheDType
 from kvserving_kernels.plugin.adapters.v0_32.selection import (
     BACKEND_CLASSES,
     effective_dtype,
-    set_dtype,
+    own_eviction,
+    set_cache,
 )
 
 logger = logging.getLogger("vllm.kvserving")
 
 
-def switch_kv_dtype(core: Any, dtype: str) -> None:
-    """Store the KV cache in another format from the next step on.
+@dataclass(frozen=True)
+class Cache:
+    """What a cache is laid out for."""
 
-    SwitchError where it failed and the old format is in force again.
+    dtype: str
+    eviction: Eviction
+
+    def __str__(self) -> str:
+        return self.dtype if self.eviction == NO_EVICTION else f"{self.dtype}, {self.eviction}"
+
+
+def cache_of(vllm_config: Any) -> Cache:
+    """The cache in force."""
+    return Cache(effective_dtype(vllm_config), own_eviction(vllm_config))
+
+
+def switch_cache(core: Any, cache: Cache) -> None:
+    """Have another KV cache from the next step on.
+
+    SwitchError where it failed and the old one is in force again.
     """
-    before = effective_dtype(core.vllm_config)
+    before = cache_of(core.vllm_config)
     began = time.monotonic()
     _finish_steps_under_way(core)
     core.scheduler.reset_prefix_cache(reset_running_requests=True)
     try:
-        _lay_out(core, dtype)
+        _lay_out(core, cache)
     # Whatever a worker raises, the engine must serve on with what it had.
     except Exception as error:
-        logger.exception("kvserving: switch from %s to %s failed", before, dtype)
+        logger.exception("kvserving: switch from %s to %s failed", before, cache)
         _return_to(core, before)
-        raise SwitchError(f"{dtype}: {error}; {before} is in force again") from error
+        raise SwitchError(f"{cache}: {error}; {before} is in force again") from error
     took = time.monotonic() - began
-    logger.info("kvserving: switched from %s to %s in %.3f s", before, dtype, took)
+    logger.info("kvserving: switched from %s to %s in %.3f s", before, cache, took)
 
 
-def _return_to(core: Any, dtype: str) -> None:
+def _return_to(core: Any, cache: Cache) -> None:
     try:
-        _lay_out(core, dtype)
+        _lay_out(core, cache)
     except Exception:
-        logger.exception("kvserving: %s cannot be restored: the engine ends", dtype)
+        logger.exception("kvserving: %s cannot be restored: the engine ends", cache)
         _end(core)
         raise
 
@@ -84,10 +104,10 @@ def _finish_steps_under_way(core: Any) -> None:
         core.scheduler.set_pause_state(state)
 
 
-def _lay_out(core: Any, dtype: str) -> None:
-    """Give workers and scheduler an empty cache in a format."""
-    set_dtype(core.vllm_config, dtype)
-    core.model_executor.collective_rpc(partial(prepare_worker, dtype=dtype))
+def _lay_out(core: Any, cache: Cache) -> None:
+    """Give workers and scheduler an empty cache."""
+    set_cache(core.vllm_config, cache.dtype, cache.eviction)
+    core.model_executor.collective_rpc(partial(prepare_worker, cache=cache))
     available = core.available_gpu_memory_for_kv_cache
     executor = core.model_executor
     # Memory was profiled at start, and the weights have not changed since.
@@ -138,21 +158,21 @@ def _adopt(core: Any, kv_cache: Any) -> None:
     core._initialize_effective_attention_block_size()
 
 
-def prepare_worker(worker: Any, dtype: str) -> None:
-    """In a worker: drop the cache and give each attention layer the backend of a format."""
+def prepare_worker(worker: Any, cache: Cache) -> None:
+    """In a worker: drop the cache and give each attention layer the backend of another."""
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.layers.attention import Attention
     from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 
     runner, config = worker.model_runner, worker.vllm_config
-    set_dtype(config, dtype)
+    set_cache(config, cache.dtype, cache.eviction)
     _drop_cache(runner)
     name = config.cache_config.cache_dtype
     runner.kv_cache_dtype = kv_cache_dtype_str_to_dtype(name, config.model_config)
     with set_current_vllm_config(config):
         for layer in runner.vllm_config.compilation_config.static_forward_context.values():
             if isinstance(layer, Attention):
-                give_backend(layer, dtype, name, runner.kv_cache_dtype, config.model_config.dtype)
+                give_backend(layer, cache, name, runner.kv_cache_dtype, config)
 
 
 def _drop_cache(runner: Any) -> None:
@@ -179,8 +199,8 @@ def _drop_cache(runner: Any) -> None:
     runner.vllm_config.kernel_config.enable_jit_warmup = False
 
 
-def give_backend(layer: Any, dtype: str, name: str, torch_dtype: Any, model_dtype: Any) -> None:
-    """Have a layer store and read its cache in a format; `name` is vLLM's own name for it."""
+def give_backend(layer: Any, cache: Cache, name: str, torch_dtype: Any, config: Any) -> None:
+    """Have a layer store and read its KV as a cache wants; `name` is vLLM's name of the format."""
     first = getattr(layer, "_kvserving_first", None)
     if first is None:
         first = (layer.kv_cache_dtype, layer.attn_backend, layer.impl)
@@ -189,11 +209,13 @@ def give_backend(layer: Any, dtype: str, name: str, torch_dtype: Any, model_dtyp
     own = getattr(first_backend, "layout", None)
     started_with = first_name if own is None else own.dtype
     layer.kv_cache_dtype, layer.kv_cache_torch_dtype = name, torch_dtype
-    if started_with == (dtype if dtype in LAYOUTS else name):
-        layer.attn_backend, layer.impl = first_backend, first_impl
+    is_first = started_with == (cache.dtype if cache.dtype in LAYOUTS else name)
+    whole = _without_eviction(first_backend if is_first else _backend(layer, cache.dtype, name))
+    layer.attn_backend = _with_eviction(whole, cache.eviction, config)
+    if is_first:
+        layer.impl = first_impl
         _give_query_quantization(layer, name)
         return
-    layer.attn_backend = _backend(layer, dtype, name)
     layer.impl = layer.attn_backend.get_impl_cls()(
         layer.num_heads,
         layer.head_size,
@@ -207,7 +229,7 @@ def give_backend(layer: Any, dtype: str, name: str, torch_dtype: Any, model_dtyp
         layer.kv_sharing_target_layer_name,
         **({} if getattr(first_impl, "sinks", None) is None else {"sinks": first_impl.sinks}),
     )
-    layer.impl.process_weights_after_loading(model_dtype)
+    layer.impl.process_weights_after_loading(config.model_config.dtype)
     _give_query_quantization(layer, name)
 
 
@@ -218,6 +240,18 @@ def _give_query_quantization(layer: Any, name: str) -> None:
 
     wanted = name.startswith("fp8") and layer.impl.supports_quant_query_input
     layer.query_quant = QuantFP8(static=True, group_shape=GroupShape.PER_TENSOR) if wanted else None
+
+
+def _without_eviction(backend: Any) -> Any:
+    return getattr(backend, "whole", backend)
+
+
+def _with_eviction(backend: Any, eviction: Eviction, config: Any) -> Any:
+    if not isinstance(eviction, StreamingLLM):
+        return backend
+    from kvserving_kernels.plugin.adapters.v0_32.evicting import evicting
+
+    return evicting(backend, eviction, config.max_in_flight_tokens)
 
 
 def _backend(layer: Any, dtype: str, name: str) -> Any:

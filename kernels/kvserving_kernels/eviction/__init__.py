@@ -1,0 +1,21 @@
+"""What leaves the KV cache while a request runs; imports neither torch nor vLLM."""
+
+from kvserving_kernels.eviction.setting import (
+    ANY_ENGINE,
+    NO_EVICTION,
+    Eviction,
+    EvictionBounds,
+    NoEviction,
+    read_eviction,
+)
+from kvserving_kernels.eviction.streaming_llm import StreamingLLM
+
+__all__ = [
+    "ANY_ENGINE",
+    "NO_EVICTION",
+    "Eviction",
+    "EvictionBounds",
+    "NoEviction",
+    "StreamingLLM",
+    "read_eviction",
+]
