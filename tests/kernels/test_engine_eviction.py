@@ -35,8 +35,9 @@ NONE = {"policy": "None"}
 STREAMED = 600
 """Tokens per stream: enough for requests to outlast the changes on a fast machine."""
 FLAGS = (
-    "--max-model-len", "2048", "--max-num-seqs", "16", "--max-num-batched-tokens", "512",
-    "--kv-cache-memory-bytes", str(16 * 1024 * 1024), "--block-size", "64",
+    "--max-model-len", "2048", "--max-num-seqs", "24", "--max-num-batched-tokens", "512",
+    # All streams fit without eviction too, so that none has to wait for another's end.
+    "--kv-cache-memory-bytes", str(32 * 1024 * 1024), "--block-size", "64",
 )  # fmt: skip
 
 
