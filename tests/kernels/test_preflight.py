@@ -149,6 +149,26 @@ def test_kv_memory_is_not_judged_where_layers_differ_in_kind(extra: dict[str, An
     assert _check("m --kv-cache-memory-bytes 1 --max-model-len 64", CPU, {**LLAMA, **extra}) is None
 
 
+@pytest.mark.parametrize(
+    ("bytes_", "step", "refused"),
+    [
+        # The sinks' block and five more: 256 tokens of window, 256 of one step.
+        (6 * 128 * 1024, "--max-num-batched-tokens 256", False),
+        (6 * 128 * 1024 - 1, "--max-num-batched-tokens 256", True),
+        # How much is under way at once is vLLM's choice then.
+        (1, "", False),
+    ],
+)
+def test_with_eviction_a_request_needs_its_peak_and_not_its_length(
+    bytes_: int, step: str, refused: bool
+) -> None:
+    eviction = {"policy": "StreamingLLM", "window_tokens": 256}
+    config = json.dumps({"kvserving": {"eviction": eviction}}, separators=(",", ":"))
+    arguments = f"m --max-model-len 1024 --kv-cache-memory-bytes {bytes_} {step}"
+    found = _check(f"{arguments} --additional-config={config}", CPU)
+    assert (found is not None) is refused
+
+
 def test_scaled_positions_are_left_to_vllm() -> None:
     scaled = {**LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
     assert _check("m --max-model-len 16384", CPU, scaled) is None

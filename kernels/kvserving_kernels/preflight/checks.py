@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from kvserving_kernels.eviction import StreamingLLM
 from kvserving_kernels.formats import ALIASES, DTYPES, LAYOUTS, KVCacheDType, layout_of, why_not
 from kvserving_kernels.formats.layout import HEAD_SIZES
 from kvserving_kernels.preflight.arguments import Settings
@@ -133,7 +134,13 @@ def _memory(settings: Settings, host: Host, model: ModelConfig | None) -> Findin
     if model is None or model.kv_elements_per_token is None:
         return None
     block = _number(settings.block_size) or _DEFAULT_BLOCK_SIZES[host.accelerator]
-    needed = int(-(-length // block) * block * model.kv_elements_per_token * element_bytes)
+    blocks = -(-length // block)
+    if isinstance(settings.eviction, StreamingLLM):
+        step_tokens = _number(settings.max_num_batched_tokens)
+        if step_tokens is None:
+            return None
+        blocks = settings.eviction.peak_blocks(length, step_tokens, block)
+    needed = int(blocks * block * model.kv_elements_per_token * element_bytes)
     if given >= needed:
         return None
     message = (
