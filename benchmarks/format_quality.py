@@ -22,6 +22,8 @@ os.environ.setdefault("VLLM_PLUGINS", "kvserving")
 
 import envelope
 
+from kvserving_kernels.formats.reads import low_bit_share
+
 FORMATS = ("auto", "int8", "k8v4", "int4", "int4_hadamard", "k2v4", "int2")
 FULL_BLOCKS = 2
 """Positions count after so many full blocks, where most of what is read is in settled codes."""
@@ -30,7 +32,7 @@ FULL_BLOCKS = 2
 def main() -> None:
     """Score every format and write the rows as they come."""
     options = _options()
-    windows = _windows(options)
+    windows = read_windows(options)
     engine = Engine(options)
     rows: list[dict[str, Any]] = []
     first = FULL_BLOCKS * options.block_size
@@ -48,7 +50,9 @@ def main() -> None:
             "nll_prefill": prefill,
             "nll_decode": decode,
             "capacity_tokens": engine.describe()["capacity"]["kv_cache_tokens"],
-            "low_bit_share": _low_bit_share(form, options, engine.head_size, first),
+            "low_bit_share": low_bit_share(
+                form, options.block_size, engine.head_size, range(first, options.window)
+            ),
             "model": options.model.name,
             "seconds": round(time.monotonic() - began, 1),
         }
@@ -85,17 +89,17 @@ class Engine:
             disable_log_stats=True,
             **more,
         )
-        self._core = self._llm.llm_engine.engine_core.engine_core
-        self.head_size = int(self._core.vllm_config.model_config.get_head_size())
+        self.core = self._llm.llm_engine.engine_core.engine_core
+        self.head_size = int(self.core.vllm_config.model_config.get_head_size())
 
     def describe(self) -> dict[str, Any]:
         """The runtime document."""
-        found: dict[str, Any] = self._core.kvserving_describe()
+        found: dict[str, Any] = self.core.kvserving_describe()
         return found
 
     def switch(self, form: str) -> None:
         """Store the KV cache in another format."""
-        answer = self._core.kvserving_apply({"kv_cache_dtype": form, "change_id": form})
+        answer = self.core.kvserving_apply({"kv_cache_dtype": form, "change_id": form})
         if "runtime" not in answer:
             raise SystemExit(f"{form}: {answer}")
 
@@ -169,29 +173,12 @@ def _forcing() -> type:
     return Forcing
 
 
-def _low_bit_share(form: str, options: argparse.Namespace, head_size: int, first: int) -> float:
-    """Share of the K and V elements read at the scored positions that have fewer than 8 bits."""
-    from kvserving_kernels.formats import LAYOUTS, layout_of
-
-    if form not in set(LAYOUTS):
-        return 0.0
-    page = layout_of(form).page(options.block_size, head_size)
-    low_k, low_v = page.layout.k_bits < 8, page.layout.v_bits < 8
-    low = total = 0
-    for length in range(first, options.window):
-        blocks, rest = divmod(length, options.block_size)
-        anchors = blocks * page.anchor_tokens + min(rest, page.anchor_tokens)
-        low += (length - anchors) * low_k + length * low_v
-        total += 2 * length
-    return low / total
-
-
 def _mean(values: Iterable[float]) -> float:
     found = list(values)
     return math.fsum(found) / len(found)
 
 
-def _windows(options: argparse.Namespace) -> list[list[int]]:
+def read_windows(options: argparse.Namespace) -> list[list[int]]:
     """Windows of the text in tokens, spread evenly over all of it."""
     if options.text.suffix == ".json":
         tokens = json.loads(options.text.read_text())

@@ -1,7 +1,7 @@
 """Makes a Llama with random weights, small enough for tests to start an engine with it in no time.
 
-Usage: tiny_llama.py CORPUS OUT, in the engine's environment. The corpus is any text that does not
-change; it trains the byte-level BPE tokenizer. The same corpus gives the same files.
+Usage: tiny_llama.py CORPUS OUT [KV_HEADS], in the engine's environment. The corpus is any text that
+does not change; it trains the byte-level BPE tokenizer. The same corpus gives the same files.
 """
 
 import sys
@@ -24,7 +24,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def main(corpus: Path, out: Path) -> None:
+def main(corpus: Path, out: Path, kv_heads: int = 2) -> None:
     """Write the model."""
     tokenizer = train_tokenizer(corpus.read_text())
     shape = LlamaShape(
@@ -32,7 +32,7 @@ def main(corpus: Path, out: Path) -> None:
         intermediate=512,
         layers=4,
         query_heads=8,
-        kv_heads=2,
+        kv_heads=kv_heads,
         head=32,
         vocabulary=VOCABULARY,
         max_positions=8192,
@@ -75,4 +75,4 @@ def train_tokenizer(text: str) -> Tokenizer:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:]))

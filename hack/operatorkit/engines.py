@@ -1,6 +1,7 @@
 """Engines as the operator sees them: the runtime API and metrics of each pod's address."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -11,6 +12,15 @@ class Engines:
 
     def __init__(self) -> None:
         self.caps: dict[str, int] = {}
+        self.dtypes: dict[str, str] = {}
+        self.offers: tuple[str, ...] = ("auto", "bfloat16", "int8", "int4")
+        self.evictions: dict[str, dict[str, Any]] = {}
+        self.evicts = True
+        """Whether engines take an eviction live."""
+        self.failing: dict[str, str] = {}
+        """What engines that cannot switch say, by address."""
+        self.dying: set[str] = set()
+        """Engines that end when they are told to switch."""
         self.running = 4
         self.preemptions = 0
         self.down: set[str] = set()
@@ -32,8 +42,28 @@ class Engines:
             if host in self.refusing:
                 fault = {"field": "max_active_seqs", "expected": "1 to 16", "got": "99"}
                 return httpx.Response(422, json={"error": {**fault, "message": "out of bounds"}})
-            self.caps[host] = body["max_active_seqs"]
-        return httpx.Response(200, json=runtime_document(self.caps[host]))
+            if "kv_cache_dtype" in body and host in self.dying:
+                raise httpx.RemoteProtocolError("server disconnected", request=request)
+            if "kv_cache_dtype" in body and host in self.failing:
+                return httpx.Response(500, json={"error": {"message": self.failing[host]}})
+            self.caps[host] = body.get("max_active_seqs", self.caps[host])
+            dtype = body.get("kv_cache_dtype", self.dtypes.get(host, "bfloat16"))
+            self.dtypes[host] = "bfloat16" if dtype == "auto" else dtype
+            if "eviction" in body:
+                self.evictions[host] = body["eviction"]
+        return httpx.Response(200, json=self._document(host))
+
+    def _document(self, host: str) -> dict[str, Any]:
+        dtype = self.dtypes.get(host, "bfloat16")
+        document = runtime_document(self.caps[host], dtype, self.offers)
+        document["effective"]["eviction"] = self.evictions.get(host, {"policy": "None"})
+        if self.evicts:
+            document["envelope"]["eviction"] = {
+                "values": ["None", "StreamingLLM"],
+                "sink_tokens": {"minimum": 0, "maximum": 1024, "default": 4},
+                "window_tokens": {"minimum": 128, "maximum": 1024},
+            }
+        return document
 
 
 def exposition(running: int, preemptions: int) -> str:
@@ -58,8 +88,13 @@ def exposition(running: int, preemptions: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def runtime_document(cap: int, dtype: str = "bfloat16", startup_cap: int = 16) -> dict[str, Any]:
-    """What an engine's runtime API answers."""
+def runtime_document(
+    cap: int, dtype: str = "bfloat16", offers: Sequence[str] = (), startup_cap: int = 16
+) -> dict[str, Any]:
+    """What an engine's runtime API answers; `offers` are the formats that it takes live."""
+    envelope: dict[str, Any] = {"max_active_seqs": {"minimum": 1, "maximum": startup_cap}}
+    if offers:
+        envelope["kv_cache_dtype"] = {"values": list(offers)}
     return {
         "api_version": "v1",
         "effective": {
@@ -68,9 +103,9 @@ def runtime_document(cap: int, dtype: str = "bfloat16", startup_cap: int = 16) -
             "max_scheduled_tokens": 1024,
             "eviction": {"policy": "None"},
         },
-        "envelope": {"max_active_seqs": {"minimum": 1, "maximum": startup_cap}},
+        "envelope": envelope,
         "capacity": {
-            "kv_cache_tokens": 8192,
+            "kv_cache_tokens": {"int8": 15872, "int4": 29184}.get(dtype, 8192),
             "blocks": 64,
             "block_size": 128,
             "bytes_per_token": 2880.5,
@@ -78,6 +113,6 @@ def runtime_document(cap: int, dtype: str = "bfloat16", startup_cap: int = 16) -
             "max_concurrency": 8.0,
         },
         "versions": {"vllm": "0.32.0", "plugin": "0.1.0"},
-        "startup": {"max_num_seqs": startup_cap},
+        "startup": {"max_num_seqs": startup_cap, "dtype": "bfloat16"},
         "last_change": None,
     }

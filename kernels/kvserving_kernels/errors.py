@@ -29,6 +29,10 @@ class SwitchError(KVServingError):
     """Another KV format could not be put in force; the one from before is."""
 
 
+class ProbeRefusedError(KVServingError):
+    """A probe cannot run now, or not on this engine at all; users' requests were not touched."""
+
+
 class RuntimeUnavailableError(KVServingError):
     """The engine core cannot be asked at the moment, or at all in this deployment."""
 
@@ -54,6 +58,10 @@ class InvalidFieldError(KVServingError):
 
 class InvalidChangeError(InvalidFieldError):
     """A requested change names a wrong field or value; nothing was changed."""
+
+
+class InvalidProbeError(InvalidFieldError):
+    """A probe names a wrong field or value; nothing was computed."""
 
 
 class InvalidSettingError(InvalidFieldError):

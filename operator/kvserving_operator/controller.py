@@ -15,17 +15,25 @@ from kvserving_operator.executor import Announcer, Executor, StatusWriter
 from kvserving_operator.facts import Facts
 from kvserving_operator.fence import FencedCluster
 from kvserving_operator.kinds import Kind, Object
+from kvserving_operator.live import Refusal
 from kvserving_operator.memory import recall
 from kvserving_operator.metrics import OperatorMetrics
 from kvserving_operator.observe import PodView, check_view, is_check, pod_view
-from kvserving_operator.promoted import cap_of, gates
+from kvserving_operator.promoted import Needs, cap_of, gates
 from kvserving_operator.render.names import RETRY_ANNOTATION, SERVING_LABEL, ServingRef
-from kvserving_operator.reporting import audit, decision_event, measure, new_decision
+from kvserving_operator.reporting import (
+    audit,
+    decision_event,
+    measure,
+    new_decision,
+    switch_events,
+)
 from kvserving_operator.rollout import Phase, Step, advance
 from kvserving_operator.session import Session
 from kvserving_operator.settings import Settings
 from kvserving_operator.situation import Situation
 from kvserving_operator.status import build_status, invalid_status, parse_status
+from kvserving_operator.switching import Request, Switched, Switcher
 from kvserving_operator.tuning import Judge, ServingTuner, Turn, new_basis
 from kvserving_tuner.audit import audit_line
 from kvserving_tuner.decision import Reason
@@ -124,6 +132,8 @@ class Controller:
             self._metrics.decisions.labels(
                 facts.ref.namespace, facts.ref.name, decision.action.value, decision.reason.value
             ).inc()
+        for announcement in switch_events(facts.switched):
+            self._announce(body, announcement)
         measure(self._metrics, facts, status)
         await writer.write(status)
 
@@ -155,12 +165,15 @@ class Controller:
         except ApiRejected as error:
             problem = str(error)
             logger.error("%s/%s: %s", ref.namespace, ref.name, error)
+        turn = await self._tune(session, ref, serving, pods, step, writer)
+        turn, switched = await self._switch(session, ref, serving, pods, turn)
         return Facts(
             serving=serving,
             ref=ref,
             pods=pods,
             step=step,
-            turn=await self._tune(session, ref, serving, pods, step, writer),
+            turn=turn,
+            switched=switched,
             now=self._clock(),
             policy_missing=await self._policy_missing(serving),
             api_problem=problem,
@@ -194,11 +207,46 @@ class Controller:
         )
         memory = session.memory.model_copy(update={"tuner": turn.state})
         await self._executor.remember(session, ref, memory)
-        alive = [pod for pod in pods if not pod.deleting]
-        await self._executor.set_gates(
-            ref, gates(alive, turn.readback.runtime, cap_of(turn.promoted)), self._clock()
-        )
         return turn
+
+    async def _switch(
+        self,
+        session: Session,
+        ref: ServingRef,
+        serving: KVServing,
+        pods: tuple[PodView, ...],
+        turn: Turn,
+    ) -> tuple[Turn, Switched]:
+        """Bring the engines of the template in force to the KV cache asked for; open gates."""
+        alive = [pod for pod in pods if not pod.deleting]
+        current = session.memory.revisions.current
+        runtime = turn.readback.runtime
+        switched = Switched()
+
+        async def remember(refusals: tuple[Refusal, ...]) -> None:
+            memory = session.memory.model_copy(update={"refusals": refusals})
+            await self._executor.remember(session, ref, memory)
+
+        if current is not None and current.live is not None:
+            mine = [pod for pod in alive if pod.revision == current.hash]
+            revisions = session.memory.revisions.with_current(current.heard(mine, runtime))
+            memory = session.memory.model_copy(update={"revisions": revisions})
+            await self._executor.remember(session, ref, memory)
+            retry = serving.metadata.annotations.get(RETRY_ANNOTATION, "")
+            request = Request(current.live, current.live.key(retry), session.memory.refusals)
+            switched = await session.switcher.bring(
+                request, mine, runtime, session.token, self._clock(), remember
+            )
+            turn = turn.reading({change.pod: change.after for change in switched.changes})
+        starts_with_it = current is None or current.start == current.live
+        needs = Needs(
+            cap_of(turn.promoted),
+            "" if starts_with_it else str(switched.settings or ""),
+            frozenset(switched.pending),
+        )
+        changed = gates(alive, turn.readback.runtime, needs)
+        await self._executor.set_gates(ref, changed, self._clock())
+        return turn, switched
 
     async def _policy_missing(self, serving: KVServing) -> bool:
         reference = serving.spec.rollback_policy_ref
@@ -216,7 +264,7 @@ class Controller:
             tuner = ServingTuner(
                 self._http, client, self._may_act, self._settings.tick_seconds, self._judge
             )
-            session = Session(uid, tuner)
+            session = Session(uid, tuner, Switcher(client, self._may_act))
             self._sessions[(namespace, name)] = session
             self._metrics.servings.set(len(self._sessions))
         return session

@@ -153,9 +153,7 @@ class Executor:
             if as_wanted:
                 return
         applied = await self._cluster.apply(
-            deployment(
-                ref, current.template, serving.spec, replicas, current.inputs_hash, current.image
-            )
+            deployment(ref, current.template, serving.spec, replicas, current.inputs)
         )
         session.deployment_generation = deployment_view(applied).generation
 

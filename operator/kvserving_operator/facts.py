@@ -6,6 +6,7 @@ from kvserving_operator.api.v1alpha1 import KVServing
 from kvserving_operator.observe import PodView
 from kvserving_operator.render.names import ServingRef
 from kvserving_operator.rollout import Step
+from kvserving_operator.switching import Switched
 from kvserving_operator.tuning import Turn
 
 
@@ -18,6 +19,7 @@ class Facts:
     pods: tuple[PodView, ...]
     step: Step
     turn: Turn
+    switched: Switched
     now: float
     """Seconds since the epoch."""
     policy_missing: bool = False

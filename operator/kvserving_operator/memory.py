@@ -10,7 +10,9 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kvserving_operator.kinds import Kind, Object
+from kvserving_operator.live import Refusal
 from kvserving_operator.render.names import (
+    BASE_ANNOTATION,
     IMAGE_ANNOTATION,
     INPUTS_ANNOTATION,
     REVISION_LABEL,
@@ -35,13 +37,16 @@ class Memory(BaseModel):
     revisions: RevisionState = RevisionState()
     tuner: TunerState = TunerState()
     basis: Mapping[str, str] = Field(default_factory=dict)
+    refusals: tuple[Refusal, ...] = ()
+    """Engines that could not take the settings asked for, so that they are not asked again and
+    again: an attempt has their requests computed anew."""
 
     def worth_storing(self, stored: Self) -> bool:
         """Whether it differs from what is stored in more than passing fields."""
 
         def lasting(memory: Memory) -> Any:
             tuner = memory.tuner.model_dump(exclude=set(PASSING_FIELDS))
-            return memory.revisions, tuner, dict(memory.basis)
+            return memory.revisions, tuner, dict(memory.basis), memory.refusals
 
         return bool(lasting(self) != lasting(stored))
 
@@ -84,6 +89,7 @@ def _adopt(deployment: Object) -> RevisionState:
     limits = [((c.get("resources") or {}).get("limits") or {}) for c in containers]
     revision = Revision(
         inputs_hash=annotations[INPUTS_ANNOTATION],
+        base_hash=annotations.get(BASE_ANNOTATION, ""),
         accelerator="NVIDIA" if any("nvidia.com/gpu" in limit for limit in limits) else "CPU",
         image=annotations.get(IMAGE_ANNOTATION, containers[0]["image"]),
         template={

@@ -77,8 +77,24 @@ def behind(
     return wanted
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What a container that was just started lacks of the values in force."""
+
+    cap: int | None = None
+    """Promoted cap."""
+    kv_cache: str = ""
+    """Name of the live settings of the KV cache; empty where engines start with them."""
+    unsettled: frozenset[str] = frozenset()
+    """Pods that are still to be given these settings."""
+
+    def __str__(self) -> str:
+        cap = [] if self.cap is None else [f"{KNOB.value}={self.cap}"]
+        return ", ".join([*cap, *([f"kvCache={self.kv_cache}"] if self.kv_cache else [])])
+
+
 def gates(
-    pods: Iterable[PodView], runtime: Mapping[str, RuntimeState], cap: int | None
+    pods: Iterable[PodView], runtime: Mapping[str, RuntimeState], needs: Needs
 ) -> tuple[Gate, ...]:
     """Gates that have to change.
 
@@ -89,18 +105,22 @@ def gates(
     for pod in pods:
         if not pod.gated:
             continue
-        gate = _gate(pod, runtime.get(pod.name), cap)
+        gate = _gate(pod, runtime.get(pod.name), needs)
         if (gate.open, gate.message) != (pod.gate, pod.gate_message):
             changed.append(gate)
     return tuple(changed)
 
 
-def _gate(pod: PodView, state: RuntimeState | None, cap: int | None) -> Gate:
-    if cap is None:
-        return Gate(pod.name, open=True, message="the spec's values hold")
-    applied = f"{KNOB.value}={cap} on {pod.container_id[-12:]}"
-    if state is not None and state.effective.max_active_seqs == cap:
-        return Gate(pod.name, open=True, message=applied)
-    if pod.gate and pod.container_id and pod.gate_message.endswith(pod.container_id[-12:]):
+def _gate(pod: PodView, state: RuntimeState | None, needs: Needs) -> Gate:
+    wanted, container = str(needs), pod.container_id[-12:]
+    if not wanted:
+        return Gate(pod.name, open=True, message=f"the spec's values hold on {container}")
+    has_cap = needs.cap is None or (
+        state is not None and state.effective.max_active_seqs == needs.cap
+    )
+    has_format = not needs.kv_cache or (state is not None and pod.name not in needs.unsettled)
+    if has_cap and has_format:
+        return Gate(pod.name, open=True, message=f"{wanted} on {container}")
+    if pod.gate and container and pod.gate_message.endswith(container):
         return Gate(pod.name, open=True, message=pod.gate_message)
-    return Gate(pod.name, open=False, message=f"{KNOB.value}={cap} has not been applied yet")
+    return Gate(pod.name, open=False, message=f"{wanted} has not been applied yet")

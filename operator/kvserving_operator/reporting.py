@@ -5,12 +5,14 @@ import logging
 from kvserving_operator.actions import Announce
 from kvserving_operator.api.conditions import is_true
 from kvserving_operator.api.reasons import ConditionType, Reason
-from kvserving_operator.api.v1alpha1 import DecisionStatus, KVServingStatus
+from kvserving_operator.api.v1alpha1 import DecisionStatus, EvictionPolicy, KVServingStatus
 from kvserving_operator.facts import Facts
 from kvserving_operator.metrics import OperatorMetrics
 from kvserving_operator.status_tuning import is_new
+from kvserving_operator.switching import Switched
 from kvserving_operator.tuning import REJECTED, Turn
 from kvserving_tuner.decision import Action, Decision
+from kvserving_tuner.runtime_client import RuntimeState
 
 audit = logging.getLogger("kvserving.audit")
 """One line of JSON for each decision that says something new, and nothing else."""
@@ -36,6 +38,29 @@ def decision_event(decision: Decision, turn: Turn) -> Announce:
         message = f"{head}: {decision.message}; refused by the engine: {turn.rejection}"
         return Announce(Reason.RUNTIME_REJECTED.value, message, warning=True)
     return Announce(_EVENT_REASON[decision.action].value, f"{head}: {decision.message}")
+
+
+def switch_events(switched: Switched) -> tuple[Announce, ...]:
+    """Events about engines that took `spec.kvCache` live, or could not."""
+    events = []
+    for change in switched.changes:
+        before, after = change.before, change.after
+        tokens = f"{before.capacity.kv_cache_tokens} -> {after.capacity.kv_cache_tokens}"
+        message = (
+            f"spec.kvCache: pod {change.pod}: {_kv_cache(before)} -> {_kv_cache(after)}, "
+            f"room for {tokens} tokens"
+        )
+        events.append(Announce(Reason.SETTING_CHANGED.value, message))
+    for refusal in switched.new:
+        message = f"spec.kvCache: {switched.settings}: pod {refusal.pod}: {refusal.message}"
+        events.append(Announce(Reason.SETTINGS_REFUSED.value, message, warning=True))
+    return tuple(events)
+
+
+def _kv_cache(state: RuntimeState) -> str:
+    policy = state.effective.eviction.policy
+    dtype = state.effective.kv_cache_dtype
+    return dtype if policy == EvictionPolicy.NONE.value else f"{dtype} with {policy}"
 
 
 def measure(metrics: OperatorMetrics, facts: Facts, status: KVServingStatus) -> None:

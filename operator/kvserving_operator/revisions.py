@@ -6,17 +6,21 @@ render the same inputs differently or bring another default image, changes no ru
 docs/decisions/0001 tells the whole of it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
 from kvserving_operator.api.v1alpha1 import KVServingSpec
 from kvserving_operator.hashing import content_hash
+from kvserving_operator.live import KVSettings, asked, offered, offers_of
+from kvserving_operator.observe import PodView
+from kvserving_operator.render.children import Inputs
 from kvserving_operator.render.engine import Engine, resolve
 from kvserving_operator.render.names import ServingRef
 from kvserving_operator.render.pod import pod_template, template_hash
 from kvserving_operator.settings import Settings
+from kvserving_tuner.runtime_client import RuntimeState
 
 REMEMBERED_VERDICTS = 10
 """Verdicts kept: enough for a user who goes back and forth between a few settings."""
@@ -45,11 +49,49 @@ class Revision(_Frozen):
     template: Mapping[str, Any]
     since: float
     """When it became what it is now (candidate, or in force), in seconds since the epoch."""
+    base_hash: str = ""
+    """Hash of the inputs without `kvCache`; empty where it is not known."""
+    start: KVSettings | None = None
+    """What its engines start with; None where that is not known."""
+    live: KVSettings | None = None
+    """What its engines are to run with: the `kvCache` of the last spec that it followed."""
+    offers: Mapping[str, Any] | None = None
+    """What its engines take live; None before one of them has said so."""
 
     @property
     def hash(self) -> str:
         """Hash of the template, as on its pods."""
         return template_hash(self.template)
+
+    @property
+    def inputs(self) -> Inputs:
+        """What the Deployment tells of its inputs."""
+        return Inputs(self.inputs_hash, self.base_hash, self.image)
+
+    def follows(self, spec: KVServingSpec, proven: bool) -> bool:
+        """Whether its pods can run a spec without being replaced.
+
+        Pods that are proven to work are worth waiting for until they say what they take live.
+        """
+        if self.inputs_hash == inputs_hash(spec):
+            return True
+        if self.base_hash != base_hash(spec):
+            return False
+        return proven if self.offers is None else offered(asked(spec), self.offers)
+
+    def heard(self, pods: Iterable[PodView], runtime: Mapping[str, RuntimeState]) -> Self:
+        """Give it with what one of its engines has said that it takes live."""
+        if self.offers is not None:
+            return self
+        state = next((runtime[pod.name] for pod in pods if pod.name in runtime), None)
+        return self if state is None else self.model_copy(update={"offers": offers_of(state)})
+
+    def following(self, spec: KVServingSpec) -> Self:
+        """Give it with its engines to run what a spec asks for."""
+        update: dict[str, Any] = {"live": asked(spec)}
+        if self.inputs_hash == inputs_hash(spec):
+            update |= {"base_hash": base_hash(spec), "start": asked(spec)}
+        return self.model_copy(update=update)
 
 
 class Verdict(_Frozen):
@@ -71,6 +113,20 @@ class RevisionState(_Frozen):
     candidate: Revision | None = None
     verdicts: tuple[Verdict, ...] = ()
 
+    @property
+    def proven(self) -> bool:
+        """Whether the template in force is one whose pods were all ready."""
+        return (
+            self.good is not None
+            and self.current is not None
+            and self.good.hash == self.current.hash
+        )
+
+    def with_current(self, current: Revision) -> Self:
+        """Give the state with the template in force described anew."""
+        update = {"current": current, **({"good": current} if self.proven else {})}
+        return self.model_copy(update=update)
+
     def verdict(self, hash: str, retry: str) -> Verdict | None:
         """Verdict on a template, None where it is unknown or to be judged again."""
         found = next((v for v in self.verdicts if v.template_hash == hash), None)
@@ -88,10 +144,19 @@ def inputs_hash(spec: KVServingSpec) -> str:
     Values equal to their defaults are left out: a field that a later operator adds, with a default,
     must not look like an edit.
     """
+    return content_hash(_inputs(spec))
+
+
+def base_hash(spec: KVServingSpec) -> str:
+    """Hash of what the user asked of a pod and no engine can change while it runs."""
+    return content_hash({key: value for key, value in _inputs(spec).items() if key != "kv_cache"})
+
+
+def _inputs(spec: KVServingSpec) -> dict[str, Any]:
     chosen = spec.model_dump(
         mode="json", by_alias=False, exclude_defaults=True, include=dict(TEMPLATE_FIELDS)
     )
-    return content_hash({key: value for key, value in chosen.items() if value})
+    return {key: value for key, value in chosen.items() if value}
 
 
 def render_revision(
@@ -105,6 +170,9 @@ def render_revision(
         image=engine.image,
         template=pod_template(ref, engine),
         since=now,
+        base_hash=base_hash(spec),
+        start=asked(spec),
+        live=asked(spec),
     )
 
 

@@ -79,8 +79,10 @@ def advance(at: Situation) -> Step:
 def _decide(at: Situation) -> Step:
     wanted = inputs_hash(at.spec)
     current, candidate, good = at.state.current, at.state.candidate, at.state.good
-    if current and current.inputs_hash == wanted:
-        return _watch(replace(at, state=at.state.model_copy(update={"candidate": None})), current)
+    if current and current.follows(at.spec, at.state.proven):
+        current = current.following(at.spec)
+        state = at.state.with_current(current).model_copy(update={"candidate": None})
+        return _watch(replace(at, state=state), current)
     if good and good.inputs_hash == wanted:
         # Back to what is known to work: nothing to check.
         return _put_in_force(at, good, drop_checks(at))
@@ -94,11 +96,9 @@ def _decide(at: Situation) -> Step:
 
 def _respelled(at: Situation, current: Revision, wanted: str) -> Step:
     """Take over another spelling of the same pods."""
-    same = current.model_copy(update={"inputs_hash": wanted})
-    update: dict[str, Revision | None] = {"current": same, "candidate": None}
-    if at.state.good and at.state.good.hash == same.hash:
-        update["good"] = same
-    return _watch(replace(at, state=at.state.model_copy(update=update)), same)
+    same = current.model_copy(update={"inputs_hash": wanted}).following(at.spec)
+    state = at.state.with_current(same).model_copy(update={"candidate": None})
+    return _watch(replace(at, state=state), same)
 
 
 def _retried(at: Situation) -> Situation:
@@ -194,7 +194,7 @@ def _put_in_force(at: Situation, revision: Revision, actions: tuple[Action, ...]
 
 def _watch(at: Situation, current: Revision) -> Step:
     """Say how far the pods of the template in force are."""
-    proven = at.state.good is not None and at.state.good.hash == current.hash
+    proven = at.state.proven
     known = _refused(at.state, current, at.retry)
     if known is not None and not proven:
         return Step(at.state, Phase.STOPPED, Reason(known.reason), known.message, drop_checks(at))

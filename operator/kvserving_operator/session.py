@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from kvserving_operator.memory import Memory
+from kvserving_operator.switching import Switcher
 from kvserving_operator.tuning import ServingTuner
 
 
@@ -13,6 +14,7 @@ class Session:
 
     uid: str
     tuner: ServingTuner
+    switcher: Switcher
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     memory: Memory = field(default_factory=Memory)
     stored: Memory | None = None

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import httpx
 
@@ -22,7 +23,7 @@ from kvserving_operator.api.v1alpha1 import (
 )
 from kvserving_operator.observe import PodView
 from kvserving_operator.promoted import KNOB, basis_of, behind, cap_of, promote, still_promoted
-from kvserving_operator.render.names import ENGINE_PORT
+from kvserving_operator.targets import target_of
 from kvserving_tuner.actuators.base import Applied
 from kvserving_tuner.actuators.runtime_api import RuntimeActuator
 from kvserving_tuner.decision import Action, Change, Decision
@@ -78,6 +79,11 @@ class Turn:
     """What became of a change: Applied, Partial, Failed (no engine answered; it is tried again), or
     Rejected."""
     rejection: str = ""
+
+    def reading(self, states: Mapping[str, RuntimeState]) -> Self:
+        """Give it with engines read anew."""
+        readback = Readback({**self.readback.runtime, **states}, self.readback.failures)
+        return replace(self, readback=readback)
 
 
 def tuning_settings(spec: KVServingSpec) -> TuningSettings:
@@ -140,7 +146,7 @@ class ServingTuner:
         `steady` says that the pods are not being replaced; otherwise nothing is decided.
         """
         reachable = [pod for pod in pods if pod.ip and pod.running and not pod.deleting]
-        targets = {pod.name: _target(pod, token) for pod in reachable}
+        targets = {pod.name: target_of(pod, token) for pod in reachable}
         readback = Readback()
         if serving.spec.engine.plugin is Switch.ENABLED:
             readback = await self._read(targets)
@@ -248,11 +254,6 @@ class ServingTuner:
 def new_basis(promoted: Sequence[PromotedValue], spec: KVServingSpec) -> dict[str, str]:
     """Values of the spec that these promoted values stand in for."""
     return {entry.field: basis_of(spec, entry.field) for entry in promoted}
-
-
-def _target(pod: PodView, token: str | None) -> EngineTarget:
-    host = f"[{pod.ip}]" if pod.ip and ":" in pod.ip else pod.ip
-    return EngineTarget(name=pod.name, url=f"http://{host}:{ENGINE_PORT}", token=token)
 
 
 def _sorted_out(

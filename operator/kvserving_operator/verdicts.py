@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kvserving_operator.api.reasons import Reason
-from kvserving_operator.api.v1alpha1 import EvictionPolicy, Switch, TuningMode
+from kvserving_operator.api.v1alpha1 import Switch, TuningMode
 from kvserving_operator.facts import Facts
 from kvserving_operator.observe import PodView
 from kvserving_operator.rollout import Phase, crash
@@ -49,6 +49,11 @@ def ready(facts: Facts) -> Outcome:
 def progressing(facts: Facts) -> Outcome:
     """Whether the pods are on their way to the spec."""
     moving = facts.step.phase in (Phase.CHECKING, Phase.ROLLING)
+    switched = facts.switched
+    if facts.step.phase is Phase.DONE and switched.pending and not switched.refusals:
+        left, all = len(switched.pending), len(facts.engines)
+        message = f"{all - left} of {all} engines run with {switched.settings}"
+        return Outcome(True, Reason.APPLYING_SETTINGS, message)
     return Outcome(moving, facts.step.reason, facts.step.message)
 
 
@@ -63,12 +68,10 @@ def degraded(facts: Facts) -> Outcome:
     problem = _pod_problem(facts)
     if problem is not None:
         return problem
-    policy = facts.serving.spec.kv_cache.eviction.policy
-    if policy is not EvictionPolicy.NONE:
-        message = (
-            f"spec.kvCache.eviction.policy: {policy.value} is not available on this engine yet"
-        )
-        return Outcome(True, Reason.UNSUPPORTED_EVICTION, message)
+    refusal = next(iter(facts.switched.refusals), None)
+    if refusal is not None:
+        message = f"spec.kvCache: {facts.switched.settings}: pod {refusal.pod}: {refusal.message}"
+        return Outcome(True, Reason.SETTINGS_REFUSED, message)
     return Outcome(False, Reason.AS_EXPECTED, "nothing is wrong")
 
 

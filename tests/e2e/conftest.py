@@ -1,7 +1,6 @@
 """One cluster, one operator, one namespace per test module, real engines."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -37,10 +36,3 @@ def namespace(kube: Kube, operator: None, request: pytest.FixtureRequest) -> Ite
         timeout_seconds=120,
     )
     kube.run("delete", "namespace", name, "--wait=false")
-
-
-@pytest.fixture(scope="session")
-def cpu_does_fp8() -> bool:
-    """Whether vLLM's CPU attention can keep KV in FP8 here: AVX-512 or AMX."""
-    flags = set(Path("/proc/cpuinfo").read_text().split())
-    return bool(flags & {"avx512f", "amx_tile"})

@@ -1,13 +1,15 @@
 """An edit that needs new pods rolls them exactly once, and no client sees it."""
 
 import asyncio
+import base64
 import threading
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
-from harness.kube import KVSERVING, Kube, wait_for
+from harness.kube import KVSERVING, Kube, condition, wait_for
 from harness.load import ChatLoad
 from harness.manifests import tiny_engine, tiny_serving
 from harness.serving import engine_pods, wait_ready
@@ -42,6 +44,30 @@ def revision(kube: Kube, namespace: str) -> int:
     deployment = kube.get("deployment", NAME, namespace)
     assert deployment is not None
     return int(deployment["metadata"]["annotations"]["deployment.kubernetes.io/revision"])
+
+
+def containers(kube: Kube, namespace: str) -> dict[str, str]:
+    """Identity of each pod and of the container that runs in it."""
+    return {
+        pod["metadata"]["uid"]: pod["status"]["containerStatuses"][0]["containerID"]
+        for pod in engine_pods(kube, NAME, namespace)
+    }
+
+
+def capacity(kube: Kube, namespace: str) -> int:
+    """Tokens that fit into an engine's KV cache, by status."""
+    status = (kube.get(KVSERVING, NAME, namespace) or {})["status"]
+    return int(status["capacity"]["kvCacheTokens"])
+
+
+def wait_effective(kube: Kube, namespace: str, dtype: str) -> None:
+    """Wait until status reads the KV dtype back from all engines."""
+
+    def effective() -> bool:
+        status = (kube.get(KVSERVING, NAME, namespace) or {}).get("status", {})
+        return bool(dtype == status.get("effective", {}).get("kvCacheDtype"))
+
+    wait_for(effective, f"effective.kvCacheDtype is {dtype}", timeout_seconds=120)
 
 
 def edit(kube: Kube, namespace: str, spec: dict[str, Any]) -> set[str]:
@@ -80,16 +106,41 @@ def test_one_extra_argument_rolls_once_without_a_failed_request(
     assert before + 1 == revision(kube, serving)
 
 
-@pytest.mark.full
-def test_a_kv_dtype_rolls_once_and_status_shows_what_the_engine_reports(
-    kube: Kube, serving: str, client: ChatLoad, cpu_does_fp8: bool
+def test_a_kv_dtype_reaches_both_engines_while_they_serve(
+    kube: Kube, serving: str, client: ChatLoad
 ) -> None:
-    before = revision(kube, serving)
-    dtype = "fp8_e4m3" if cpu_does_fp8 else "bfloat16"
-    edit(kube, serving, {"kvCache": {"dtype": dtype}})
-    assert before + 1 == revision(kube, serving)
-    effective = kube.get(KVSERVING, NAME, serving)["status"]["effective"]  # type: ignore[index]
-    assert dtype == effective["kvCacheDtype"]
+    before, pods = revision(kube, serving), containers(kube, serving)
+    room = capacity(kube, serving)
+    wait_for(lambda: len(client.outcomes) > 4, "the client is served", timeout_seconds=120)
+    kube.patch(KVSERVING, NAME, serving, {"spec": {"kvCache": {"dtype": "int4"}}})
+    wait_effective(kube, serving, "int4")
+    wait_ready(kube, NAME, serving)
+    assert (before, pods) == (revision(kube, serving), containers(kube, serving))
+    assert capacity(kube, serving) > 3 * room
+
+
+@pytest.mark.full
+def test_a_pod_that_takes_anothers_place_has_the_kv_dtype_before_it_is_ready(
+    kube: Kube, serving: str, client: ChatLoad
+) -> None:
+    kube.patch(KVSERVING, NAME, serving, {"spec": {"kvCache": {"dtype": "int4"}}})
+    wait_effective(kube, serving, "int4")
+    before = containers(kube, serving)
+    gone = engine_pods(kube, NAME, serving)[0]["metadata"]["name"]
+    kube.run("delete", "pod", gone, "-n", serving, "--wait=false")
+
+    def newcomer() -> dict[str, Any] | None:
+        new = [p for p in engine_pods(kube, NAME, serving) if p["metadata"]["uid"] not in before]
+        return new[0] if new and condition(new[0], "Ready").get("status") == "True" else None
+
+    pod = wait_for(newcomer, "the new pod is Ready", timeout_seconds=400, every_seconds=0.2)
+    secret = kube.get("secret", f"{NAME}-token", serving)
+    assert secret is not None
+    token = base64.b64decode(secret["data"]["token"]).decode()
+    url = f"http://{pod['status']['podIP']}:8000/kvserving/v1/runtime"
+    answer = httpx.get(url, headers={"Authorization": f"Bearer {token}"}, timeout=10).json()
+    assert "int4" == answer["effective"]["kv_cache_dtype"]
+    wait_effective(kube, serving, "int4")
 
 
 def test_an_edit_that_changes_no_pod_rolls_nothing(kube: Kube, serving: str) -> None:

@@ -53,6 +53,18 @@ class FakeLink:
             raise RuntimeUnavailableError(self.error)
         return self.answer
 
+    async def begin_probe(self, probe_id: str, document: object) -> dict[str, Any]:
+        """Probes have tests of their own."""
+        raise NotImplementedError
+
+    async def advance_probe(self, probe_id: str) -> dict[str, Any]:
+        """Probes have tests of their own."""
+        raise NotImplementedError
+
+    async def end_probe(self, probe_id: str) -> None:
+        """Probes have tests of their own."""
+        raise NotImplementedError
+
 
 class IdleProbe:
     """An engine that produces a token whenever it is asked for one."""

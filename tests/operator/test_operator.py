@@ -154,9 +154,9 @@ def exists(api: Any, key: tuple[str, str, str]) -> bool:
 
 
 async def delete_serving(api: Any) -> None:
-    async with aiohttp.ClientSession(str(api.url)) as session:
-        async with session.delete(Kind.KVServing.path(NAMESPACE, NAME)) as answer:
-            assert answer.ok
+    path = Kind.KVServing.path(NAMESPACE, NAME)
+    async with aiohttp.ClientSession(str(api.url)) as session, session.delete(path) as answer:
+        assert answer.ok
 
 
 def checks(api: Any) -> list[tuple[Any, Any, Any]]:

@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 
 from kvserving_operator.render.args import engine_args
-from kvserving_operator.render.children import children, deployment, token_of, token_secret
+from kvserving_operator.render.children import (
+    Inputs,
+    children,
+    deployment,
+    token_of,
+    token_secret,
+)
 from kvserving_operator.render.engine import Engine, resolve
 from kvserving_operator.render.pod import pod_template, template_hash
 from kvserving_operator.render.preflight import preflight_pod
@@ -338,16 +344,16 @@ def test_a_check_pod_writes_into_no_claim() -> None:
 
 
 def test_one_pod_at_a_time_is_replaced_and_none_added() -> None:
-    found = deployment(REF, template_of(), spec_of(), 2, "inputs", "image")
+    found = deployment(REF, template_of(), spec_of(), 2, Inputs("inputs", "base", "image"))
     update = {"maxSurge": 0, "maxUnavailable": 1}
     assert update == found["spec"]["strategy"]["rollingUpdate"]
     own = spec_of(rollout={"maxSurge": 1, "maxUnavailable": 0})
-    found = deployment(REF, template_of(), own, 2, "inputs", "image")
+    found = deployment(REF, template_of(), own, 2, Inputs("inputs", "base", "image"))
     assert 1 == found["spec"]["strategy"]["rollingUpdate"]["maxSurge"]
 
 
 def test_the_track_is_in_service_selectors_only() -> None:
-    found = deployment(REF, template_of(), spec_of(), 1, "inputs", "image")
+    found = deployment(REF, template_of(), spec_of(), 1, Inputs("inputs", "base", "image"))
     assert "kvserving.dev/track" not in found["spec"]["selector"]["matchLabels"]
     services = {c["metadata"]["name"]: c["spec"] for c in children(REF) if c["kind"] == "Service"}
     assert "stable" == services[NAME]["selector"]["kvserving.dev/track"]

@@ -90,7 +90,7 @@ def test_a_broken_memory_falls_back_on_the_deployment() -> None:
     state = state_with("engine:0.32.0")
     assert state.current is not None
     current = state.current
-    stored = deployment(REF, current.template, spec_of(), 1, current.inputs_hash, current.image)
+    stored = deployment(REF, current.template, spec_of(), 1, current.inputs)
     adopted = recall({"data": {"revisions.json": "{not json"}}, stored).revisions
     assert adopted.current is not None
     assert (current.hash, current.inputs_hash, current.image) == (

@@ -107,14 +107,6 @@ async def test_waiting_for_a_leaving_engines_gpu_is_no_fault(world: World) -> No
     assert "Unschedulable" == world.condition("Degraded")["reason"]
 
 
-async def test_an_eviction_policy_the_engine_lacks_is_said(world: World) -> None:
-    eviction = {"policy": "StreamingLLM", "windowTokens": 1024}
-    world.put(kvCache={"eviction": eviction})
-    await world.settle()
-    assert "UnsupportedEviction" == world.condition("Degraded")["reason"]
-    assert "True" == world.condition("Ready")["status"]
-
-
 async def test_an_engine_without_the_runtime_api_is_said(world: World) -> None:
     world.put()
     await world.settle()

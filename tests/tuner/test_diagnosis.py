@@ -6,7 +6,7 @@ import pytest
 
 from kvserving_tuner.decision import DiagnosisKind, Reason
 from kvserving_tuner.diagnosis import cap_reached, diagnose_engine
-from kvserving_tuner.observation import GaugeWindow, Window
+from kvserving_tuner.observation import EpochReason, GaugeWindow, Window
 from kvserving_tuner.readings import Unknown
 from kvserving_tuner.settings import Thresholds
 from tunerkit.build import engine, gauge, window
@@ -83,6 +83,25 @@ def test_the_echo_of_an_ended_storm_is_no_storm() -> None:
         assert (found.kind is STORM) is storm
         later = diagnose_engine(engine(window(usage=0.89), short), 12, LIMITS, short.start - 61)
         assert later.kind is STORM
+
+
+@pytest.mark.parametrize(
+    ("reason", "departures", "storm"),
+    [
+        (EpochReason.SETTINGS_CHANGED, 0, False),
+        (EpochReason.SETTINGS_CHANGED, 6, True),
+        (EpochReason.RESTART, 0, True),
+    ],
+)
+def test_sequences_put_back_by_a_change_of_the_cache_are_no_storm(
+    reason: EpochReason, departures: float, storm: bool
+) -> None:
+    # All of them are counted as preempted while they run again, and the cache fills anew.
+    short = window(15, running=12, usage=0.97, preemptions=16, departures=departures)
+    changed = replace(
+        engine(Unknown("2 of 3 samples"), short), epoch_start=short.start, epoch_reason=reason
+    )
+    assert (diagnose_engine(changed, 16, LIMITS).kind is STORM) is storm
 
 
 def test_a_storm_needs_no_full_window() -> None:

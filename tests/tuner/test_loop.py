@@ -16,6 +16,7 @@ from kvserving_tuner.observation import (
     Window,
 )
 from kvserving_tuner.readings import Known, Unknown
+from kvserving_tuner.runtime_client import RuntimeState
 from kvserving_tuner.settings import Bounds, CapRules, Mode, Slo, TuningSettings
 from kvserving_tuner.state import Ceiling
 from tunerkit.build import NOW, engine, lengths, observation, runtime, window
@@ -412,3 +413,38 @@ def test_a_decision_as_plain_values() -> None:
     plain = decision.to_dict()
     assert plain["change"] == {"knob": "MaxActiveSeqs", "from": 64, "to": 6, "cost": "Live"}
     assert plain["reason"] == "PreemptionStorm"
+
+
+def under(dtype: str, caps: dict[str, int]) -> list[RuntimeState]:
+    return [
+        each.model_copy(
+            update={"effective": each.effective.model_copy(update={"kv_cache_dtype": dtype})}
+        )
+        for each in runtime(caps)
+    ]
+
+
+def test_another_kv_format_ends_what_the_former_one_taught() -> None:
+    ceiling = Ceiling(sequences=9, tokens_per_request=700, until=NOW + 600)
+    learned = CONFIRMED.model_copy(
+        update={
+            "kv_cache": "bfloat16/None", "ceiling": ceiling, "backoff_seconds": 600,
+            "raises_paused_until": NOW + 600,
+        }
+    )  # fmt: skip
+    held, state = decide(AUTO, observation(waiting()), under("bfloat16", {"a": 8}), learned, NOW)
+    assert (held.action, state.ceiling) == (Action.HOLD, ceiling)
+    fresh, state = decide(AUTO, observation(waiting()), under("int4", {"a": 8}), learned, NOW)
+    assert fresh.action is Action.HOLD
+    assert (state.ceiling, state.raises_paused_until, state.last_change_at) == (None, None, NOW)
+    # Settled and confirmed, it may be raised above the former format's ceiling.
+    due = state.model_copy(update={"last_change_at": NOW - 600, "agreeing_count": 5})
+    raise_, _ = decide(AUTO, observation(waiting()), under("int4", {"a": 8}), due, NOW)
+    assert raised(raise_.change) == (8, 10)
+
+
+def test_engines_on_their_way_to_another_kv_format_teach_nothing_new() -> None:
+    mixed = [*under("bfloat16", {"a": 8}), *under("int4", {"b": 8})]
+    known = CONFIRMED.model_copy(update={"kv_cache": "bfloat16/None"})
+    _, state = decide(AUTO, observation(waiting("a"), waiting("b")), mixed, known, NOW)
+    assert state.kv_cache == "bfloat16/None"

@@ -12,6 +12,7 @@ from kvserving_tuner.decision import Change, Knob
 from kvserving_tuner.errors import (
     BadAnswer,
     Busy,
+    ChangeFailed,
     NoRuntimeAPI,
     Rejected,
     RuntimeAPIError,
@@ -104,6 +105,7 @@ async def test_changing_and_reading_back(client: RuntimeClient, engine: FakeEngi
         (httpx.Response(409), Busy, "another change"),
         (httpx.Response(503, json={"error": "no token is set"}), Unreachable, "no token is set"),
         (httpx.Response(500, text="boom"), Unreachable, "boom"),
+        (httpx.Response(500, json={"error": {"message": "no room"}}), ChangeFailed, "no room"),
         (httpx.Response(302), BadAnswer, "302"),
         (httpx.Response(200, text="<html>"), BadAnswer, "expected a JSON object"),
         (httpx.Response(200, json=[1]), BadAnswer, "expected a JSON object, got list"),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from kvserving_tuner.assembly import idle
 from kvserving_tuner.decision import Diagnosis, DiagnosisKind, Reason
-from kvserving_tuner.observation import EngineObservation, GaugeWindow, Window
+from kvserving_tuner.observation import EngineObservation, EpochReason, GaugeWindow, Window
 from kvserving_tuner.readings import Known, Unknown, known
 from kvserving_tuner.settings import Thresholds
 
@@ -65,6 +65,7 @@ def find_storms(
     engine: EngineObservation, limits: Thresholds, lowered_at: float | None = None
 ) -> list[tuple[Window, Diagnosis]]:
     """The windows that show a preemption storm: the short one first."""
+    lowered_at = _last_wave(engine, lowered_at)
     found: list[tuple[Window, Diagnosis]] = []
     for part, minimum in (
         (engine.short, limits.storm_minimum_preemptions),
@@ -77,13 +78,21 @@ def find_storms(
     return found
 
 
+def _last_wave(engine: EngineObservation, lowered_at: float | None) -> float | None:
+    """When sequences were last put back on purpose: a change of the cache puts back all of them."""
+    if engine.epoch_reason is not EpochReason.SETTINGS_CHANGED or engine.epoch_start is None:
+        return lowered_at
+    return max(engine.epoch_start, lowered_at or engine.epoch_start)
+
+
 def preemptions_in(part: Window, limits: Thresholds, lowered_at: float | None) -> float | None:
     """Preemptions that happened within a window, as well as they can be told.
 
     The engine counts a preemption only once its victim runs again. While a storm builds up, the
     counter therefore lacks some, and the queue's balance may stand in for it: if the cache stayed
-    full, which it does not when clients hang up, or if output collapsed. After a storm the counter
-    goes on rising for a while, and only the balance tells whether anything is preempted still.
+    full, which it does not when clients hang up, or if output collapsed. After a storm, and after a
+    change of the cache, the counter goes on rising for a while, and only the balance tells whether
+    anything is preempted still.
     """
     counted, unexplained = known(part.preemptions), known(part.unexplained_departures)
     if counted is None or unexplained is None or isinstance(part.kv_usage, Unknown):

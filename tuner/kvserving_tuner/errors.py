@@ -46,5 +46,9 @@ class Rejected(RuntimeAPIError):  # noqa: N818 - likewise
         self.got = got
 
 
+class ChangeFailed(RuntimeAPIError):  # noqa: N818 - likewise
+    """The engine tried the change and could not; its settings are as before."""
+
+
 class BadAnswer(RuntimeAPIError):  # noqa: N818 - likewise
     """The engine answered with something that is not the runtime API's document."""

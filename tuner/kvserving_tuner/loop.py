@@ -19,6 +19,7 @@ from kvserving_tuner.diagnosis import diagnose_engine
 from kvserving_tuner.memory import (
     adopt,
     count_agreement,
+    meet_kv_cache,
     remember_change,
     remember_recommendation,
     same_recommendation,
@@ -56,6 +57,7 @@ def decide(
     identity = _identity(settings, observation, runtime, state, now)
     diagnosis = diagnose(settings, observation, runtime, state.last_storm_at)
     state = count_agreement(state, diagnosis.kind, _newest_sample(observation))
+    state = meet_kv_cache(state, runtime, now)
     if isinstance(knobs, Knobs):
         state = adopt(state, knobs.common, now)
     proposal = _propose(settings, observation, diagnosis, knobs, state, now)

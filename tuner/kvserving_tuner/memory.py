@@ -1,7 +1,10 @@
 """How the tuner's memory changes: agreement, cool-downs, remembered storms, recommendations."""
 
+from collections.abc import Sequence
+
 from kvserving_tuner.decision import Change, DiagnosisKind, Reason
 from kvserving_tuner.proposal import Proposal
+from kvserving_tuner.runtime_client import RuntimeState
 from kvserving_tuner.settings import CapRules
 from kvserving_tuner.state import Recommendation, TunerState
 
@@ -29,6 +32,26 @@ def adopt(state: TunerState, cap: int | None, now: float) -> TunerState:
     if state.cap is None:
         return state.model_copy(update={"cap": cap})
     return state.model_copy(update={"cap": cap, "last_change_at": now, "agreeing_count": 0})
+
+
+def meet_kv_cache(state: TunerState, runtime: Sequence[RuntimeState], now: float) -> TunerState:
+    """Forget what was learned under another KV cache once all engines run the new one.
+
+    Another format or eviction policy holds another number of sequences, so ceilings and pauses of
+    the former one mean nothing; the new one first gets time to settle.
+    """
+    found = {
+        f"{each.effective.kv_cache_dtype}/{each.effective.eviction.policy}" for each in runtime
+    }
+    if len(found) != 1 or found == {state.kv_cache}:
+        return state
+    met: dict[str, object] = {"kv_cache": found.pop()}
+    if state.kv_cache is not None:
+        met |= {
+            "ceiling": None, "backoff_seconds": None, "raises_paused_until": None,
+            "agreeing_count": 0, "last_change_at": now,
+        }  # fmt: skip
+    return state.model_copy(update=met)
 
 
 def remember_change(

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from kvserving_tuner.errors import (
     BadAnswer,
     Busy,
+    ChangeFailed,
     NoRuntimeAPI,
     Rejected,
     Unauthorized,
@@ -30,6 +31,9 @@ class Eviction(_Document):
     """Eviction policy in effect."""
 
     policy: str = "None"
+    sink_tokens: int | None = None
+    window_tokens: int | None = None
+    budget_percent: int | None = None
 
 
 class Effective(_Document):
@@ -112,17 +116,28 @@ class RuntimeClient:
         return await self._call(target, "GET", None)
 
     async def patch(
-        self, target: EngineTarget, changes: Mapping[str, object], change_id: str
+        self,
+        target: EngineTarget,
+        changes: Mapping[str, object],
+        change_id: str,
+        timeout_seconds: float | None = None,
     ) -> RuntimeState:
         """Apply `changes` (API field to value), all or nothing; return what is then in effect.
 
-        Repeating a call with the same `change_id` is safe.
+        Repeating a call with the same `change_id` is safe. `timeout_seconds` is for changes that
+        take longer than most.
         """
-        return await self._call(target, "PATCH", {**changes, "change_id": change_id})
+        body = {**changes, "change_id": change_id}
+        return await self._call(target, "PATCH", body, timeout_seconds)
 
     async def _call(
-        self, target: EngineTarget, method: str, body: Mapping[str, object] | None
+        self,
+        target: EngineTarget,
+        method: str,
+        body: Mapping[str, object] | None,
+        timeout_seconds: float | None = None,
     ) -> RuntimeState:
+        timeout = timeout_seconds or self._timeout
         headers = {"Authorization": f"Bearer {target.token}"} if target.token else {}
         try:
             response = await self._client.request(
@@ -130,10 +145,10 @@ class RuntimeClient:
                 target.url.rstrip("/") + RUNTIME_PATH,
                 json=body,
                 headers=headers,
-                timeout=self._timeout,
+                timeout=timeout,
             )
         except httpx.TimeoutException as error:
-            raise Unreachable(target.name, f"no answer within {self._timeout:g} s") from error
+            raise Unreachable(target.name, f"no answer within {timeout:g} s") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise Unreachable(target.name, str(error) or type(error).__name__) from error
         return self._read(target.name, response)
@@ -154,6 +169,8 @@ class RuntimeClient:
                 raise Busy(target, "another change is running")
             case 422:
                 raise _rejection(target, document)
+            case 500 if _explained(document):
+                raise ChangeFailed(target, _message(document, response))
             case status if status >= 500:
                 raise Unreachable(target, f"HTTP {status}: {_message(document, response)}")
             case status:
@@ -165,6 +182,11 @@ def _rejection(target: str, document: object) -> Rejected:
     detail = error if isinstance(error, Mapping) else {}
     field, expected, got = (str(detail.get(key, "unknown")) for key in ("field", "expected", "got"))
     return Rejected(target, field, expected, got, str(detail.get("message", "")))
+
+
+def _explained(document: object) -> bool:
+    """Whether the runtime API itself tells of a failure; anything else may fail with a 500 too."""
+    return isinstance(document, Mapping) and isinstance(document.get("error"), Mapping)
 
 
 def _message(document: object, response: httpx.Response) -> str:

@@ -40,6 +40,8 @@ class TunerState(_Frozen):
     version: int = 1
     cap: int | None = None
     """The cap last decided or adopted."""
+    kv_cache: str | None = None
+    """Format and eviction policy under which the rest was learned."""
     last_change_at: float | None = None
     last_raise_at: float | None = None
     last_storm_at: float | None = None

@@ -1,6 +1,7 @@
-"""How an engine is told its KV format: vLLM's own flag, or our object in `--additional-config`."""
+"""How an engine is told its KV cache: vLLM's own flag, or our object in `--additional-config`."""
 
 import json
+from collections.abc import Mapping
 from typing import Final
 
 from kvserving_kernels.formats.dtypes import KVCacheDType
@@ -16,15 +17,19 @@ EVICTION_FIELD: Final = "eviction"
 """The eviction in it."""
 
 
-def dtype_flag(dtype: KVCacheDType) -> str | None:
-    """Argument of `vllm serve` for a format; None where vLLM's default is it."""
-    if dtype is KVCacheDType.AUTO:
-        return None
-    if dtype not in LAYOUTS:
-        return f"--kv-cache-dtype={dtype.value}"
-    return "--additional-config=" + json.dumps(
-        {OBJECT: {FIELD: dtype.value}}, separators=(",", ":")
-    )
+def cache_flags(
+    dtype: KVCacheDType, eviction: Mapping[str, str | int] | None = None
+) -> tuple[str, ...]:
+    """Arguments of `vllm serve` for a format and an eviction; none where vLLM's defaults are it."""
+    flags, ours = [], {}
+    if dtype in LAYOUTS:
+        ours[FIELD] = dtype.value
+    elif dtype is not KVCacheDType.AUTO:
+        flags.append(f"--kv-cache-dtype={dtype.value}")
+    document: dict[str, object] = {**ours, **({EVICTION_FIELD: dict(eviction)} if eviction else {})}
+    if document:
+        flags.append("--additional-config=" + json.dumps({OBJECT: document}, separators=(",", ":")))
+    return tuple(flags)
 
 
 def dtype_in(additional_config: str | None) -> str | None:

@@ -25,6 +25,7 @@ from kvserving_kernels.plugin.drain import DrainMiddleware, drain_file
 from kvserving_kernels.plugin.follow import follow
 from kvserving_kernels.plugin.link import EngineLink, RefusedLink
 from kvserving_kernels.plugin.metrics import RuntimeMetrics
+from kvserving_kernels.plugin.probe_requests import Gone, ProbeRequests
 from kvserving_kernels.plugin.readiness import EngineProbe, Readiness
 
 logger = logging.getLogger("vllm.kvserving")
@@ -33,6 +34,9 @@ TOKEN_VARIABLE: Final = "KVSERVING_TOKEN"  # noqa: S105
 PREFIX: Final = "/kvserving/v1"
 MAX_BODY_BYTES: Final = 16 * 1024
 """A change has a handful of fields; nothing larger is read."""
+
+MAX_PROBE_BYTES: Final = 512 * 1024
+"""As many token ids as a probe may have, with their digits and commas."""
 
 
 class RuntimeAPI:
@@ -45,6 +49,7 @@ class RuntimeAPI:
         self._token = token.encode()
         self._metrics = metrics
         self._readiness = Readiness(probe, time.monotonic, metrics.count_completion)
+        self._probes = ProbeRequests(link, metrics)
         self._change: asyncio.Task[dict[str, Any]] | None = None
 
     async def start(self) -> None:
@@ -86,6 +91,12 @@ class RuntimeAPI:
         except RuntimeUnavailableError as error:
             return self._counted(document, "Unavailable", _error(503, str(error)))
         return self._answer(document, answer)
+
+    async def probe(self, document: object, gone: Gone) -> JSONResponse:
+        """Score tokens, unless a change is under way."""
+        if self._change is not None:
+            return _error(409, "a change is being carried out")
+        return await self._probes.answer(document, gone)
 
     async def ready(self) -> JSONResponse:
         """Whether tokens come out of the engine."""
@@ -180,8 +191,19 @@ def build_router() -> APIRouter:
         refused = api.refuse(request.headers.get("authorization"))
         if refused is not None:
             return refused
-        body = await _body(request)
+        body = await _body(request, MAX_BODY_BYTES)
         return body if isinstance(body, JSONResponse) else await api.patch(body[0])
+
+    @router.post("/probe")
+    async def post_probe(request: Request) -> JSONResponse:
+        api: RuntimeAPI = request.app.state.kvserving
+        refused = api.refuse(request.headers.get("authorization"))
+        if refused is not None:
+            return refused
+        body = await _body(request, MAX_PROBE_BYTES)
+        if isinstance(body, JSONResponse):
+            return body
+        return await api.probe(body[0], request.is_disconnected)
 
     @router.get("/ready")
     async def get_ready(request: Request) -> JSONResponse:
@@ -191,13 +213,13 @@ def build_router() -> APIRouter:
     return router
 
 
-async def _body(request: Request) -> tuple[Any] | JSONResponse:
+async def _body(request: Request, most_bytes: int) -> tuple[Any] | JSONResponse:
     # In a tuple, since JSON's null is a body too.
     raw = bytearray()
     async for chunk in request.stream():
         raw += chunk
-        if len(raw) > MAX_BODY_BYTES:
-            return _invalid_body(f"at most {MAX_BODY_BYTES} bytes", "more")
+        if len(raw) > most_bytes:
+            return _invalid_body(f"at most {most_bytes} bytes", "more")
     try:
         return (json.loads(raw),)
     except ValueError as error:

@@ -28,6 +28,18 @@ class EngineLink(Protocol):
         """The controller's answer to a change; raises RuntimeUnavailableError."""
         ...
 
+    async def begin_probe(self, probe_id: str, document: object) -> dict[str, Any]:
+        """The prober's answer to a new probe; raises RuntimeUnavailableError."""
+        ...
+
+    async def advance_probe(self, probe_id: str) -> dict[str, Any]:
+        """The prober's answer after one more slice; raises RuntimeUnavailableError."""
+        ...
+
+    async def end_probe(self, probe_id: str) -> None:
+        """Have a probe dropped; raises RuntimeUnavailableError."""
+        ...
+
 
 class CoreLink:
     """An engine core that answers by method name."""
@@ -45,6 +57,20 @@ class CoreLink:
         """The controller's answer to a change."""
         answer: dict[str, Any] = await self._ask("kvserving_apply", document)
         return answer
+
+    async def begin_probe(self, probe_id: str, document: object) -> dict[str, Any]:
+        """The prober's answer to a new probe."""
+        answer: dict[str, Any] = await self._ask("kvserving_probe_begin", probe_id, document)
+        return answer
+
+    async def advance_probe(self, probe_id: str) -> dict[str, Any]:
+        """The prober's answer after one more slice."""
+        answer: dict[str, Any] = await self._ask("kvserving_probe_advance", probe_id)
+        return answer
+
+    async def end_probe(self, probe_id: str) -> None:
+        """Have a probe dropped."""
+        await self._ask("kvserving_probe_end", probe_id)
 
     async def _ask(self, method: str, *arguments: object) -> Any:
         try:
@@ -71,5 +97,17 @@ class RefusedLink:
         raise RuntimeUnavailableError(self.reason)
 
     async def apply(self, document: object) -> dict[str, Any]:
+        """Raise the reason."""
+        raise RuntimeUnavailableError(self.reason)
+
+    async def begin_probe(self, probe_id: str, document: object) -> dict[str, Any]:
+        """Raise the reason."""
+        raise RuntimeUnavailableError(self.reason)
+
+    async def advance_probe(self, probe_id: str) -> dict[str, Any]:
+        """Raise the reason."""
+        raise RuntimeUnavailableError(self.reason)
+
+    async def end_probe(self, probe_id: str) -> None:
         """Raise the reason."""
         raise RuntimeUnavailableError(self.reason)

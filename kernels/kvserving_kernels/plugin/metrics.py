@@ -48,6 +48,12 @@ class RuntimeMetrics:
             ("result",),
             registry=registry,
         )
+        self._probe_tokens = Counter(
+            "kvserving:probe_tokens",
+            "Tokens computed for probes, which are not in the engine's own statistics.",
+            ("form", "dtype"),
+            registry=registry,
+        )
         self._info_labels: tuple[str, str, str] | None = None
 
     def show(self, document: Mapping[str, Any]) -> None:
@@ -75,6 +81,10 @@ class RuntimeMetrics:
     def count_completion(self, succeeded: bool) -> None:
         """Count a completion made to prove readiness."""
         self._completions.labels("Succeeded" if succeeded else "Failed").inc()
+
+    def count_probe_tokens(self, form: str, dtype: str, tokens: int) -> None:
+        """Count tokens that were computed for a probe."""
+        self._probe_tokens.labels(form, dtype).inc(tokens)
 
     def _retire(self, *labels: str) -> None:
         # Files shared between processes cannot drop a series, only zero it.

@@ -78,8 +78,15 @@ class Reason(_Explained):
         "An engine process ends again and again; the message holds its last words.",
     )
     OUT_OF_MEMORY = "OutOfMemory", "An engine was ended for using more memory than it may."
-    UNSUPPORTED_EVICTION = "UnsupportedEviction", "The engine does not offer this eviction policy."
     INVALID_SPEC = "InvalidSpec", "The spec breaks a rule; the message names the field."
+    APPLYING_SETTINGS = (
+        "ApplyingSettings",
+        "Engines take the spec's KV cache settings while they serve, one after another.",
+    )
+    SETTINGS_REFUSED = (
+        "SettingsRefused",
+        "An engine could not take the spec's KV cache settings and serves on with the former ones.",
+    )
     API_ERROR = "ApiError", "The Kubernetes API refused or failed a call; it is tried again."
     AS_EXPECTED = "AsExpected", "Nothing is wrong."
     # MetricsAvailable

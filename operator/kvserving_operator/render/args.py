@@ -7,9 +7,10 @@ import json
 from collections.abc import Sequence
 
 from kvserving_kernels.formats import KVCacheDType
-from kvserving_kernels.formats.flags import dtype_flag
+from kvserving_kernels.formats.flags import cache_flags
 from kvserving_operator.api.base import quantity_bytes
 from kvserving_operator.api.v1alpha1 import Switch
+from kvserving_operator.live import NO_EVICTION, asked
 from kvserving_operator.render.drain import EXIT_SECONDS
 from kvserving_operator.render.engine import Engine
 from kvserving_operator.render.names import ENGINE_PORT, READY_PATH
@@ -59,9 +60,9 @@ def engine_args(engine: Engine) -> tuple[str, ...]:
     args.append(_switch("chunked-prefill", spec.chunked_prefill))
     if spec.weight_quantization:
         args.append(f"--quantization={spec.weight_quantization}")
-    dtype = dtype_flag(KVCacheDType(engine.spec.kv_cache.dtype.value))
-    if dtype is not None:
-        args.append(dtype)
+    kv_cache = asked(engine.spec)
+    evicts = kv_cache.eviction if kv_cache.eviction != NO_EVICTION else None
+    args += cache_flags(KVCacheDType(kv_cache.kv_cache_dtype), evicts)
     if engine.version and engine.version >= QUIET_ENDPOINTS:
         args.append(f"--disable-access-log-for-endpoints={','.join(POLLED_ENDPOINTS)}")
     if engine.version and engine.version >= SHUTDOWN_TIMEOUT:

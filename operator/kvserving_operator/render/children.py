@@ -2,11 +2,13 @@
 
 import base64
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from kvserving_operator.api.v1alpha1 import KVServingSpec
 from kvserving_operator.kinds import Kind, Object
 from kvserving_operator.render.names import (
+    BASE_ANNOTATION,
     ENGINE_PORT,
     IMAGE_ANNOTATION,
     INPUTS_ANNOTATION,
@@ -23,19 +25,31 @@ SETTLE_SECONDS = 5
 """How long a new pod is Ready before the next old one may go: endpoints need a moment to spread."""
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What a template was rendered from, as far as the Deployment has to tell."""
+
+    hash: str
+    base_hash: str
+    image: str
+
+
 def deployment(
     ref: ServingRef,
     template: Mapping[str, Any],
     spec: KVServingSpec,
     replicas: int,
-    inputs_hash: str,
-    image: str,
+    inputs: Inputs,
 ) -> Manifest:
     """Deployment of the engines; by default it replaces pods: a spare GPU is rare."""
     metadata = ref.metadata(ref.name)
     # Enough to tell, should the ConfigMap with the templates be lost, what this template was made
     # from.
-    metadata["annotations"] = {INPUTS_ANNOTATION: inputs_hash, IMAGE_ANNOTATION: image}
+    metadata["annotations"] = {
+        INPUTS_ANNOTATION: inputs.hash,
+        BASE_ANNOTATION: inputs.base_hash,
+        IMAGE_ANNOTATION: inputs.image,
+    }
     return _object(
         Kind.Deployment,
         metadata,

@@ -19,7 +19,7 @@ def register() -> None:
     from kvserving_kernels.plugin.adapters.v0_32 import switch
 
     _wrap(GPUModelRunner, "_cleanup_profiling_kv_cache", "drop")
-    _wrap(switch, "_give_backend", "backend")
+    _wrap(switch, "give_backend", "backend")
     _wrap(GPUModelRunner, "initialize_kv_cache", "allocate")
     _wrap(core, "get_kv_cache_configs", "plan")
     _wrap(kv_cache_manager.KVCacheManager, "__init__", "manager")

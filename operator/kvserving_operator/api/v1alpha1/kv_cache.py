@@ -70,10 +70,9 @@ class KVCacheSpec(ApiModel):
     """Format and eviction of the KV cache."""
 
     dtype: KVCacheDType = KVCacheDType.AUTO
-    """Format in which keys and values are kept; `auto` follows the engine's `--dtype`, and so the
-    model's own dtype where that is unset. Served today are `auto`, `bfloat16`, `float16` and
-    `fp8_e4m3`, where the machine can, and with the plugin `int8`, `k8v4`, `int4`,
-    `int4_hadamard`, `int2` and `k2v4`; the others are refused in status before any pod is
-    touched."""
+    """Format in which keys and values are kept; `auto` follows the engine's `--dtype`. Engines that
+    offer a format live take an edit while they serve; else pods are replaced. Served today are
+    `auto`, `bfloat16`, `float16`, `fp8_e4m3` where the machine can, and with the plugin `int8`,
+    `k8v4`, `int4`, `int4_hadamard`, `int2`, `k2v4`; others are refused in status."""
     eviction: EvictionSpec = Field(default_factory=EvictionSpec, json_schema_extra={"default": {}})
     """What is dropped from the cache while a request runs; the default drops nothing."""

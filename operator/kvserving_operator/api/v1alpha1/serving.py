@@ -9,7 +9,7 @@ from kvserving_operator.api.base import ApiModel
 from kvserving_operator.api.metadata import ObjectMeta, ResourceModel
 from kvserving_operator.api.rules import Rule, cel_string
 from kvserving_operator.api.v1alpha1.engine import EngineSpec, Switch
-from kvserving_operator.api.v1alpha1.kv_cache import KVCacheSpec
+from kvserving_operator.api.v1alpha1.kv_cache import EvictionPolicy, KVCacheSpec
 from kvserving_operator.api.v1alpha1.model import ModelSpec
 from kvserving_operator.api.v1alpha1.monitoring import MonitoringSpec
 from kvserving_operator.api.v1alpha1.pod_template import ObjectReference, PodTemplateSpec
@@ -38,6 +38,11 @@ def _knobs_inside(spec: "KVServingSpec") -> bool:
     )
 
 
+def _plugin_evicts(spec: "KVServingSpec") -> bool:
+    policy = spec.kv_cache.eviction.policy
+    return policy is EvictionPolicy.NONE or spec.engine.plugin is Switch.ENABLED
+
+
 def _plugin_stores(spec: "KVServingSpec") -> bool:
     return spec.kv_cache.dtype in NATIVE or spec.engine.plugin is Switch.ENABLED
 
@@ -61,6 +66,13 @@ class KVServingSpec(ApiModel):
             holds=_plugin_stores,
             message="must be Enabled for spec.kvCache.dtype ({self.kvCache.dtype}), which the"
             " plugin stores",
+            field="engine.plugin",
+        ),
+        Rule(
+            cel="self.kvCache.eviction.policy == 'None' || self.engine.plugin == 'Enabled'",
+            holds=_plugin_evicts,
+            message="must be Enabled for spec.kvCache.eviction.policy"
+            " ({self.kvCache.eviction.policy}), which the plugin carries out",
             field="engine.plugin",
         ),
         Rule(

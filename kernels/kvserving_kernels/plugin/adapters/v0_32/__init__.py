@@ -4,7 +4,8 @@ What is relied on, apart from the documented plugin entry points: `EngineCore` u
 `Scheduler.max_num_active_reqs` (admission to the running set; never `max_num_running_reqs`, which
 sizes the runner's buffers), `OutputProcessor`'s statistics hooks, `check_and_update_config` and
 `get_attn_backend_cls` of the platform, which see every configuration before an engine is built,
-`SpinCondition`, by which processes wait for each other's messages, and what `switch` names.
+`SpinCondition`, by which processes wait for each other's messages, and what `switch` and
+`private_cache` name.
 """
 
 import os
@@ -23,12 +24,15 @@ def install() -> None:
     from vllm.platforms import current_platform
     from vllm.v1.engine.core import EngineCore
 
-    from kvserving_kernels.plugin.adapters.v0_32 import core, selection, waiting
+    from kvserving_kernels.plugin.adapters.v0_32 import core, probing, selection, waiting
 
     if hasattr(EngineCore, "kvserving_describe"):
         return
     EngineCore.kvserving_describe = core.describe
     EngineCore.kvserving_apply = core.apply
+    EngineCore.kvserving_probe_begin = probing.begin
+    EngineCore.kvserving_probe_advance = probing.advance
+    EngineCore.kvserving_probe_end = probing.end
     selection.install(current_platform)
     if current_platform.is_cpu() and len(os.sched_getaffinity(0)) <= FEW_PROCESSORS:
         waiting.sleep_at_once()

@@ -12,6 +12,7 @@ from kvserving_kernels.eviction import NO_EVICTION, Eviction, EvictionBounds
 from kvserving_kernels.formats import LAYOUTS, NATIVE, KVCacheDType, this_machine
 from kvserving_kernels.formats import why_not as why_not_native
 from kvserving_kernels.plugin.adapters import base_version
+from kvserving_kernels.plugin.adapters.v0_32 import probing
 from kvserving_kernels.plugin.adapters.v0_32.selection import (
     accelerator_of,
     effective_dtype,
@@ -95,6 +96,7 @@ class Engine:
         if isinstance(eviction, Eviction):
             cache = replace(cache, eviction=eviction)
         if cache != before:
+            probing.drop(self._core, "the KV cache was changed while the probe ran")
             switch_cache(self._core, cache)
 
     def state(self) -> EngineState:

@@ -172,7 +172,7 @@ def prepare_worker(worker: Any, cache: Cache) -> None:
     with set_current_vllm_config(config):
         for layer in runner.vllm_config.compilation_config.static_forward_context.values():
             if isinstance(layer, Attention):
-                _give_backend(layer, cache, name, runner.kv_cache_dtype, config)
+                give_backend(layer, cache, name, runner.kv_cache_dtype, config)
 
 
 def _drop_cache(runner: Any) -> None:
@@ -199,7 +199,8 @@ def _drop_cache(runner: Any) -> None:
     runner.vllm_config.kernel_config.enable_jit_warmup = False
 
 
-def _give_backend(layer: Any, cache: Cache, name: str, torch_dtype: Any, config: Any) -> None:
+def give_backend(layer: Any, cache: Cache, name: str, torch_dtype: Any, config: Any) -> None:
+    """Have a layer store and read its cache in a format; `name` is vLLM's own name for it."""
     first = getattr(layer, "_kvserving_first", None)
     if first is None:
         first = (layer.kv_cache_dtype, layer.attn_backend, layer.impl)

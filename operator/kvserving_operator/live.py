@@ -1,0 +1,157 @@
+"""What `spec.kvCache` asks of engines that run, and which of them differ from it; pure.
+
+An engine that offers a format and an eviction policy takes them while it serves. They are then sent
+to it instead of entering a new pod template: the template keeps what it was rendered with, and each
+container that is started from it gets the rest before it counts as ready.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from kvserving_operator.api.v1alpha1 import EvictionPolicy, KVServingSpec
+from kvserving_operator.hashing import content_hash
+from kvserving_operator.observe import PodView
+from kvserving_tuner.runtime_client import RuntimeState
+
+AUTO = "auto"
+NO_EVICTION: Mapping[str, Any] = {"policy": EvictionPolicy.NONE.value}
+FIELDS = ("kv_cache_dtype", "eviction")
+"""Fields of the runtime API that stand for `spec.kvCache`."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class KVSettings(_Frozen):
+    """Format and eviction as asked for, in the runtime API's words."""
+
+    kv_cache_dtype: str = AUTO
+    eviction: Mapping[str, Any] = Field(default_factory=lambda: dict(NO_EVICTION))
+
+    def __str__(self) -> str:
+        policy = self.eviction["policy"]
+        return (
+            self.kv_cache_dtype
+            if self.eviction == NO_EVICTION
+            else (f"{self.kv_cache_dtype} with {policy}")
+        )
+
+    def key(self, retry: str) -> str:
+        """Names one attempt: these settings under one value of the retry annotation."""
+        return content_hash({"settings": self.model_dump(mode="json"), "retry": retry})
+
+
+class Refusal(_Frozen):
+    """A pod whose engine could not take the settings: it serves on with what it had."""
+
+    pod: str
+    container: str
+    """Container that was asked."""
+    key: str
+    message: str
+    ended: bool = False
+    """Noted before the engine was asked: it counts only if the engine ended over it."""
+
+
+def asked(spec: KVServingSpec) -> KVSettings:
+    """What a spec asks for."""
+    eviction = spec.kv_cache.eviction
+    fields = {
+        "policy": eviction.policy.value,
+        "sink_tokens": eviction.sink_tokens,
+        "window_tokens": eviction.window_tokens,
+        "budget_percent": eviction.budget_percent,
+    }
+    return KVSettings(
+        kv_cache_dtype=spec.kv_cache.dtype.value,
+        eviction={name: value for name, value in fields.items() if value is not None},
+    )
+
+
+def offers_of(state: RuntimeState) -> dict[str, Any]:
+    """What an engine's envelope says of these fields; no key for one that it does not take live."""
+    return {field: state.envelope[field] for field in FIELDS if field in state.envelope}
+
+
+def offered(settings: KVSettings, offers: Mapping[str, Any]) -> bool:
+    """Whether an engine with these offers takes the settings live."""
+    evicts_nothing = settings.eviction == NO_EVICTION and "eviction" not in offers
+    return _takes(offers, "kv_cache_dtype", settings.kv_cache_dtype) and (
+        evicts_nothing or _takes_eviction(offers, settings.eviction)
+    )
+
+
+def _takes(offers: Mapping[str, Any], field: str, value: object) -> bool:
+    offer = offers.get(field)
+    values = offer.get("values") if isinstance(offer, Mapping) else None
+    return isinstance(values, list | tuple) and value in values
+
+
+def _takes_eviction(offers: Mapping[str, Any], eviction: Mapping[str, Any]) -> bool:
+    """Whether policy and each of its sizes lie within what is offered."""
+    if not _takes(offers, "eviction", eviction["policy"]):
+        return False
+    bounds = offers["eviction"]
+    for name, value in eviction.items():
+        if name == "policy":
+            continue
+        bound = bounds.get(name)
+        if not isinstance(bound, Mapping) or not bound["minimum"] <= value <= bound["maximum"]:
+            return False
+    return True
+
+
+def differences(settings: KVSettings, state: RuntimeState) -> dict[str, Any]:
+    """What has to be sent to an engine, by field; nothing for what it does not take live."""
+    changes: dict[str, Any] = {}
+    offers = offers_of(state)
+    dtype = settings.kv_cache_dtype
+    resolved = state.startup.get("dtype") if dtype == AUTO else dtype
+    if _takes(offers, "kv_cache_dtype", dtype) and state.effective.kv_cache_dtype != resolved:
+        changes["kv_cache_dtype"] = dtype
+    effective = state.effective.eviction.model_dump()
+    differs = any(effective.get(name) != value for name, value in settings.eviction.items())
+    if differs and _takes_eviction(offers, settings.eviction):
+        changes["eviction"] = dict(settings.eviction)
+    return changes
+
+
+def current_refusals(
+    refusals: Iterable[Refusal], pods: Iterable[PodView], key: str
+) -> tuple[Refusal, ...]:
+    """Refusals of these very settings that still count."""
+    containers = {pod.name: pod.container_id for pod in pods}
+
+    def counts(refusal: Refusal) -> bool:
+        container = containers.get(refusal.pod)
+        asked_before = refusal.key == key and container is not None
+        return asked_before and (not refusal.ended or container != refusal.container)
+
+    return tuple(refusal for refusal in refusals if counts(refusal))
+
+
+def next_to_change(
+    pods: Iterable[PodView],
+    runtime: Mapping[str, RuntimeState],
+    settings: KVSettings,
+    refusals: Iterable[Refusal],
+) -> tuple[str, ...]:
+    """Pods to send the settings to now.
+
+    Those that serve nobody yet go at once. Of those that serve, one at a time: while it computes
+    its requests again, the others take the load. Once one has refused, no other is asked.
+    """
+    refused = {each.pod for each in refusals}
+    late = [
+        pod
+        for pod in pods
+        if pod.name in runtime
+        and pod.name not in refused
+        and differences(settings, runtime[pod.name])
+    ]
+    waiting = [pod.name for pod in late if not pod.ready]
+    serving = sorted(pod.name for pod in late if pod.ready)
+    return (*waiting, *serving[: 0 if refused else 1])

@@ -1,0 +1,136 @@
+"""Serves the same prompts under circumstances that must not matter, and prints the results as JSON.
+
+Usage: in_process.py MODEL FORMAT..., in the engine's Python. Inside the process the engine's pages
+can be changed behind its back.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+from vllm import LLM, SamplingParams
+from vllm.sampling_params import RequestOutputKind
+
+from kvserving_kernels.formats import layout_of
+from kvserving_kernels.ops.pages import records
+from kvserving_kernels.ops.records import rows
+
+BLOCK_SIZE, BUDGET, LENGTH = 64, 256, 1024
+LONG = [(7 * place * place + 3 * place) % 900 + 5 for place in range(2 * BUDGET + 40)]
+CROWD = [[(token + 31 * seed) % 900 + 5 for token in LONG[:200]] for seed in range(16)]
+CROWD_TOKENS, ALONE = 300, 4
+CROWDED = ("int8", "int4")
+SEEDS = (7, 8, 9)
+
+
+class Engine:
+    """An engine in this process."""
+
+    def __init__(self, model: str) -> None:
+        self._llm = LLM(
+            model,
+            dtype="float32",
+            enforce_eager=True,
+            max_model_len=LENGTH,
+            max_num_seqs=16,
+            max_num_batched_tokens=BUDGET,
+            block_size=BLOCK_SIZE,
+            # A little more than one request of the longest length in 32 bits.
+            kv_cache_memory_bytes=9 << 18,
+            enable_prefix_caching=True,
+        )
+        self._core: Any = self._llm.llm_engine.engine_core.engine_core
+        self._changes = 0
+
+    def change(self, **values: object) -> None:
+        """Apply a change as the runtime API would."""
+        self._changes += 1
+        answer = self._core.kvserving_apply({**values, "change_id": str(self._changes)})
+        if answer["outcome"] != "Applied":
+            raise RuntimeError(answer)
+
+    def forget(self) -> None:
+        """Drop every cached prefix."""
+        self._core.scheduler.reset_prefix_cache()
+
+    def poison(self, dtype: str) -> None:
+        """Flip bits of every stored value's codes."""
+        config = self._core.vllm_config.compilation_config
+        for layer in config.static_forward_context.values():
+            page = layout_of(dtype).page(BLOCK_SIZE, layer.head_size)
+            rows(page.v_codes, records(layer.kv_cache, page)).bitwise_xor_(0x55)
+
+    def run(self, prompts: list[list[int]], tokens: int, **parameters: Any) -> dict[str, list[Any]]:
+        """Serve prompts at once; by prompt, the answers, their scores, and what was cached."""
+        sampling = SamplingParams(
+            max_tokens=tokens, ignore_eos=True, logprobs=0,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            **{"temperature": 0.0, **parameters},
+        )  # fmt: skip
+        engine = self._llm.llm_engine
+        for index, prompt in enumerate(prompts):
+            engine.add_request(str(index), {"prompt_token_ids": prompt}, sampling)
+        finished, preempted = {}, 0
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                if output.finished:
+                    finished[int(output.request_id)] = output
+            requests = self._core.scheduler.requests.values()
+            preempted = max([preempted, *(request.num_preemptions for request in requests)])
+        outputs = [finished[index] for index in range(len(prompts))]
+        return {
+            "tokens": [[list(each.token_ids) for each in o.outputs] for o in outputs],
+            "logprobs": [[_logprobs(each) for each in o.outputs] for o in outputs],
+            "cached": [o.num_cached_tokens for o in outputs],
+            "preempted": [preempted],
+        }
+
+
+def _logprobs(completion: Any) -> list[float]:
+    pairs = zip(completion.logprobs, completion.token_ids, strict=True)
+    return [row[token].logprob for row, token in pairs]
+
+
+def circumstances(engine: Engine, dtype: str) -> dict[str, Any]:
+    """Serve in one format."""
+    engine.change(kv_cache_dtype=dtype)
+    found = {"cold": engine.run([LONG], 24)}
+    found["hit"] = engine.run([LONG], 24)
+    engine.poison(dtype)
+    found["poisoned"] = engine.run([LONG], 24)
+    engine.forget()
+    engine.change(max_scheduled_tokens=48)
+    found["small_chunks"] = engine.run([LONG], 24)
+    engine.change(max_scheduled_tokens=BUDGET)
+    engine.forget()
+    found["sampled_together"] = engine.run([LONG[:100]], 24, n=3, temperature=0.8, seed=SEEDS[0])
+    alone = [engine.run([LONG[:100]], 24, temperature=0.8, seed=seed) for seed in SEEDS]
+    found["sampled_alone"] = {"tokens": [[each["tokens"][0][0] for each in alone]]}
+    return found
+
+
+def crowded(engine: Engine, dtype: str) -> dict[str, Any]:
+    """Serve more requests than the cache holds, and some of them alone."""
+    engine.change(kv_cache_dtype=dtype)
+    found = {"crowd": engine.run(CROWD, CROWD_TOKENS)}
+    engine.forget()
+    engine.change(max_active_seqs=1)
+    found["alone"] = engine.run(CROWD[-ALONE:], CROWD_TOKENS)
+    engine.change(max_active_seqs=16)
+    return found
+
+
+def main(model: str, dtypes: list[str]) -> None:
+    """Print what was found, by format."""
+    engine = Engine(model)
+    found = {dtype: circumstances(engine, dtype) for dtype in dtypes}
+    for dtype in {*dtypes} & {*CROWDED}:
+        found[dtype] |= crowded(engine, dtype)
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
