@@ -73,6 +73,7 @@ class PrivateCache:
         self._layers = _attention_layers(self._config)
         before = _read(self._layers)
         try:
+            # Every token of a probe is kept, whatever the engine drops from users' requests.
             cache = Cache(dtype, NO_EVICTION)
             if cache != cache_of(runner.vllm_config):
                 self._give_backends(cache)
