@@ -6,7 +6,7 @@ import pytest
 
 from kvserving_kernels.errors import NoImplementationError
 from kvserving_kernels.formats import layout_of
-from kvserving_kernels.ops.cpu import CPUOperations
+from kvserving_kernels.ops.numba_operations import NumbaOperations
 from kvserving_kernels.ops.reference import ReferenceOperations
 from kvserving_kernels.ops.registry import Implementation, select
 
@@ -20,7 +20,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cpu_gets_the_cpu_implementation_and_a_reason(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    assert isinstance(select(PAGE, "cpu"), CPUOperations)
+    assert isinstance(select(PAGE, "cpu"), NumbaOperations)
     refused, chosen = caplog.messages
     assert refused.startswith("KV operations for int4 not by triton: ")
     assert chosen == "KV operations for int4 on cpu: cpu"
