@@ -85,7 +85,8 @@ class NumbaOperations:
                 records.shape[1],
                 scale,
                 output.numpy(),
-                0,
+                # The first pair for one thread, the number of threads for more.
+                self._threads if self._threads > 1 else 0,
                 len(batch.context_lengths) * records.shape[1],
             )
         for sequence in np.flatnonzero(counts > 1).tolist():

@@ -23,13 +23,15 @@ def install() -> None:
     from vllm.platforms import current_platform
     from vllm.v1.engine.core import EngineCore
 
-    from kvserving_kernels.plugin.adapters.v0_32 import core, selection, waiting
+    from kvserving_kernels.plugin.adapters.v0_32 import core, selection, waiting, warming
 
     if hasattr(EngineCore, "kvserving_describe"):
         return
     EngineCore.kvserving_describe = core.describe
     EngineCore.kvserving_apply = core.apply
     selection.install(current_platform)
+    if current_platform.is_cpu():
+        warming.compile_before_models(current_platform)
     if current_platform.is_cpu() and len(os.sched_getaffinity(0)) <= FEW_PROCESSORS:
         waiting.sleep_at_once()
 
