@@ -124,9 +124,7 @@ class Remote:
         self.name = name
         context = multiprocessing.get_context("spawn")
         self._connection, other = context.Pipe()
-        self._process = context.Process(
-            target=serve, args=(other, name, options, kv_bytes, load)
-        )
+        self._process = context.Process(target=serve, args=(other, name, options, kv_bytes, load))
         self._process.start()
         other.close()
         self.capacity = int(self._connection.recv())

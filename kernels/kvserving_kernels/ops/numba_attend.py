@@ -1,8 +1,8 @@
-"""Attention of one query per sequence to stored codes, compiled by Numba: the decode step of CPUs.
+"""Attention of one query per sequence to stored codes, compiled by Numba: a CPU's decode step.
 
-One pass over a sequence's blocks, per KV head. A few tokens' codes at a time become 32-bit floats in
-a buffer that stays in the first-level cache, and meet all queries that share the head there. Scales,
-zero points and centers are folded into scores and probabilities, the softmax goes along.
+One pass over a sequence's blocks, per KV head. A few tokens' codes at a time become 32-bit floats
+in a buffer that stays in the first-level cache, and meet all queries that share the head there.
+Scales, zero points and centers are folded into scores and probabilities; the softmax goes along.
 """
 
 import math
@@ -137,7 +137,7 @@ def _add_rows(weights, at, tile, count, size, sums):
 
 @njit(nogil=True, fastmath=FAST, error_model="numpy")
 def _parameters(words, first, count, symmetric, bits, scales, scale_bits, zeros):
-    """Scales and zero points, less the middle, of tokens, of which the first have symmetric words."""
+    """Scales and zero points less the middle; the first tokens have symmetric words."""
     for token in range(symmetric):
         scale_bits[token] = np.int32(words[first + token]) << 16
         zeros[token] = ZERO
@@ -198,9 +198,7 @@ def _powers(row, count, top, powers, power_bits):
         powers[place] = shifted
         x = number - (shifted - ROUND)
         one = np.float32(1.0)
-        row[place] = one + x * (
-            C1 + x * (C2 + x * (C3 + x * (C4 + x * (C5 + x * (C6 + x * C7)))))
-        )
+        row[place] = one + x * (C1 + x * (C2 + x * (C3 + x * (C4 + x * (C5 + x * (C6 + x * C7))))))
     for place in range(count):
         power_bits[place] = np.int32(power_bits[place] + EXPONENT_OFFSET) << 23
     for place in range(count):

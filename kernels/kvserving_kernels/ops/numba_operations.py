@@ -103,7 +103,7 @@ class NumbaOperations:
 def prepare() -> int:
     """Compile the kernels once per process; returns how many threads they use: torch's number."""
     began = time.monotonic()
-    threads = torch.get_num_threads()
+    threads: int = torch.get_num_threads()
     if threads > 1:
         threads = _claim(threads)
     attend_kernel(threads > 1)

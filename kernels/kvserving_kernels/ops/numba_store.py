@@ -51,7 +51,7 @@ def _take(values, row, counts):
 
 @njit(nogil=True, error_model="numpy")
 def _rotate(row, signs, factor):
-    """The rotation of `ops.rotation.rotate`, in its order; the block is what `factor` belongs to."""
+    """As `ops.rotation.rotate`, in its order; `factor` is the last of its steps."""
     size = row.shape[0]
     block = size & -size
     for place in range(size):

@@ -64,9 +64,7 @@ def test_codes_are_as_near_as_their_steps_allow(dtype: KVCacheDType) -> None:
 @pytest.mark.parametrize(
     ("implementation", "sizes"),
     [
-        *itertools.product(
-            ON_CPU, [(1,) * 70, (3,) * 24, (16,) * 5, (33, 37), (40, 1, 1, 28)]
-        ),
+        *itertools.product(ON_CPU, [(1,) * 70, (3,) * 24, (16,) * 5, (33, 37), (40, 1, 1, 28)]),
         (Implementation.TRITON, (3, 2, 4)),
         (REFERENCE, (31, 5)),
     ],
