@@ -25,7 +25,7 @@ class NumbaOperations:
     """The compiled implementation; kernels are compiled when it is made, never by a request."""
 
     def __init__(self) -> None:
-        self._threads = prepare()
+        self.threads = prepare()
 
     def store(
         self,
@@ -40,7 +40,7 @@ class NumbaOperations:
         records = check_store(page, key, value, pages, slots)
         memory = memory_of(records)
         counts = np.zeros((records.shape[1], 2), np.int64)
-        store_kernel(self._threads > 1)(
+        store_kernel(self.threads > 1)(
             plan_of(page, records),
             memory,
             memory.view(np.uint16),
@@ -74,7 +74,7 @@ class NumbaOperations:
         counts = np.diff(starts)
         if (counts == 1).any():
             memory = memory_of(records)
-            attend_kernel(self._threads > 1)(
+            attend_kernel(self.threads > 1)(
                 plan_of(page, records),
                 memory,
                 memory.view(np.uint16),
@@ -86,7 +86,7 @@ class NumbaOperations:
                 scale,
                 output.numpy(),
                 # The first pair for one thread, the number of threads for more.
-                self._threads if self._threads > 1 else 0,
+                self.threads if self.threads > 1 else 0,
                 len(batch.context_lengths) * records.shape[1],
             )
         for sequence in np.flatnonzero(counts > 1).tolist():
@@ -101,24 +101,15 @@ class NumbaOperations:
 
 @cache
 def prepare() -> int:
-    """Compile the kernels once per process; returns how many threads they use: torch's number."""
+    """Compile the kernels, once per process; returns how many threads they use: those of torch."""
     began = time.monotonic()
-    threads: int = torch.get_num_threads()
+    threads: int = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
     if threads > 1:
-        threads = _claim(threads)
+        numba.set_num_threads(threads)
     attend_kernel(threads > 1)
     store_kernel(threads > 1)
     took = time.monotonic() - began
     logger.info("KV kernels compiled or loaded in %.1f s, for %d threads", took, threads)
-    return threads
-
-
-def _claim(threads: int) -> int:
-    """Have Numba use so many threads, or as many as it already has."""
-    # A process that is bound to one processor, as by OpenMP, would be taken to have only that.
-    if numba.config.NUMBA_NUM_THREADS < threads:
-        numba.config.NUMBA_NUM_THREADS = threads
-    numba.set_num_threads(threads)
     return threads
 
 

@@ -74,6 +74,7 @@ def compiled(function: Callable[..., Any], signature: Any, **options: Any) -> An
     options = {"nogil": True, "error_model": "numpy", **options}
     try:
         return numba.njit(signature, cache=True, **options)(function)
-    except RuntimeError as error:
+    # No folder can be written to, or no file in it.
+    except (RuntimeError, OSError) as error:
         logger.info("Compiled KV operations are not kept for the next start: %s", error)
         return numba.njit(signature, **options)(function)
