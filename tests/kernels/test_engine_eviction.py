@@ -32,6 +32,7 @@ NEW_TOKENS = 60
 
 EVICTION = {"policy": "StreamingLLM", "sink_tokens": 64, "window_tokens": 128}
 NONE = {"policy": "None"}
+PROMPT = [(7 * place * place + 3 * place) % 900 + 5 for place in range(700)]
 STREAMED = 600
 """Tokens per stream: enough for requests to outlast the changes on a fast machine."""
 FLAGS = (
@@ -196,10 +197,9 @@ async def change(client: httpx.AsyncClient, **values: object) -> httpx.Response:
 
 async def score(client: httpx.AsyncClient) -> float:
     """Log-probability of a long prompt."""
-    prompt = [(7 * place * place + 3 * place) % 900 + 5 for place in range(700)]
-    body = {"model": MODEL, "prompt": prompt, "max_tokens": 1, "prompt_logprobs": 0}
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 1, "prompt_logprobs": 0}
     choice = (await client.post("/v1/completions", json=body)).json()["choices"][0]
-    rows = zip(choice["prompt_logprobs"][1:], prompt[1:], strict=True)
+    rows = zip(choice["prompt_logprobs"][1:], PROMPT[1:], strict=True)
     return math.fsum(row[str(token)]["logprob"] for row, token in rows)
 
 
@@ -261,6 +261,21 @@ async def test_eviction_changes_while_requests_stream_and_none_is_lost(
     assert abs(scores["none"] - evicting) > 0.1
     assert capacity["none"]["max_concurrency"] < capacity["again"]["max_concurrency"]
     assert capacity["none"]["blocks"] == capacity["again"]["blocks"] < capacity["int8"]["blocks"]
+
+
+async def test_a_probe_keeps_every_token(client: httpx.AsyncClient) -> None:
+    await change(client, eviction=NONE)
+    whole = await score(client)
+    await change(client, eviction=EVICTION)
+    evicting = await score(client)
+    document = {"token_ids": PROMPT, "form": "prefill"}
+    for _ in range(2):
+        answer = await client.post("/kvserving/v1/probe", json=document)
+        assert answer.status_code == 200, answer.text
+        probed = math.fsum(answer.json()["logprobs"][1:])
+        assert abs(probed - whole) < 0.2 * abs(evicting - whole)
+        # Users' requests are evicted from as before.
+        assert await score(client) == pytest.approx(evicting, abs=1e-2)
 
 
 async def test_metrics_tell_policy_and_freed_blocks(engine: Any, client: httpx.AsyncClient) -> None:

@@ -222,7 +222,7 @@ async def test_one_probe_at_a_time_and_none_that_outlives_its_caller_or_its_form
     await switch(client, "int8")
     answer = await first
     assert answer.status_code == 409
-    assert "the KV format was changed" in answer.json()["error"]["message"]
+    assert "the KV cache was changed" in answer.json()["error"]["message"]
     assert (await ask(client)).json()["dtype"] == "int8"
     await switch(client, "auto")
 
