@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
 from kvserving_kernels.errors import UnsupportedEngineError, UnsupportedKVDTypeError
-from kvserving_kernels.plugin import selected
+from kvserving_kernels.plugin import Selection, register, selection
 from kvserving_kernels.plugin.adapters import SUPPORTED, adapter_for
 from kvserving_kernels.plugin.guard import check_kv_dtype
 
@@ -14,16 +16,28 @@ from kvserving_kernels.plugin.guard import check_kv_dtype
 @pytest.mark.parametrize(
     ("variable", "expected"),
     [
-        (None, False),
-        ("", False),
-        ("kvserving_http", False),
-        ("other", False),
-        ("kvserving", True),
-        ("other,kvserving,kvserving_http", True),
+        (None, Selection.ON_REQUEST),
+        ("", Selection.NONE),
+        ("kvserving_http", Selection.NONE),
+        ("other", Selection.NONE),
+        ("kvserving", Selection.NAMED),
+        ("other,kvserving,kvserving_http", Selection.NAMED),
     ],
 )
-def test_the_plugin_acts_only_when_it_is_named(variable: str | None, expected: bool) -> None:
-    assert selected(variable) is expected
+def test_how_far_the_plugin_is_asked_for(variable: str | None, expected: Selection) -> None:
+    assert selection(variable) is expected
+
+
+@pytest.mark.parametrize(("variable", "raises"), [(None, False), ("", False), ("kvserving", True)])
+def test_only_an_engine_that_names_the_plugin_fails_for_its_version(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, raises: bool
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.1.0"))
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("VLLM_PLUGINS", variable)
+    with pytest.raises(UnsupportedEngineError) if raises else nullcontext():
+        register()
 
 
 @pytest.mark.parametrize("version", ["0.31.2", "0.33.0", "0.3.20", "1.0.0", "0.1.dev1+g123"])

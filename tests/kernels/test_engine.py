@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -209,6 +210,23 @@ async def test_a_plugin_that_is_not_selected_changes_nothing(
     ours = (await client.post("/v1/completions", json=body)).json()["choices"][0]
     assert ours["text"] == plain["text"]
     assert ours["logprobs"]["token_logprobs"] == plain["logprobs"]["token_logprobs"]
+
+
+@pytest.mark.full
+async def test_one_flag_is_enough_for_a_format(start_engine: StartEngine) -> None:
+    setting = json.dumps({"kvserving": {"kv_cache_dtype": "int4"}})
+    flags = (*FLAGS, "--block-size", "64")
+    body = {"model": MODEL, "prompt": list(range(5, 205)), "max_tokens": 8, "temperature": 0}
+    tokens = {}
+    for name, more in (("stock", ()), ("int4", ("--additional-config", setting))):
+        with start_engine(*flags, *more, VLLM_PLUGINS=None) as engine:
+            async with httpx.AsyncClient(base_url=engine.url, timeout=600) as other:
+                answer = await other.post("/v1/completions", json=body)
+                assert answer.json()["usage"]["completion_tokens"] == 8
+                metrics = (await other.get("/metrics")).text
+            [blocks] = set(re.findall(r'num_gpu_blocks="(\d+)"', metrics))
+            tokens[name] = int(blocks)
+    assert tokens["int4"] > 3 * tokens["stock"]
 
 
 @pytest.mark.parametrize("dtype", ["int8_per_token_head", "float16"])

@@ -62,11 +62,18 @@ class Implementation(StrEnum):
     TRITON = "triton"
 
 
-def why_not(implementation: Implementation, page: PageLayout, device: torch.device) -> str | None:
+def why_not(
+    implementation: Implementation,
+    page: PageLayout,
+    device: torch.device,
+    may_compile: bool = True,
+) -> str | None:
     """Reason why an implementation cannot serve a layout on a device, or None where it can."""
     if implementation in (Implementation.CPU, Implementation.TORCH) and device.type != "cpu":
         return f"it runs on CPUs only, and the pages are on {device}"
     if implementation is Implementation.CPU:
+        if not may_compile and not why_not_compiled.cache_info().currsize:
+            return "its kernels were not compiled when this process started"
         return why_not_compiled()
     if implementation is Implementation.TRITON:
         return _why_not_triton(page, device)
@@ -77,9 +84,11 @@ def select(
     page: PageLayout,
     device: torch.device | str,
     implementation: Implementation = Implementation.AUTO,
+    may_compile: bool = True,
 ) -> Operations:
     """Operations for a layout on a device.
 
+    `may_compile` is for callers that can wait: compiling takes long where no request may wait.
     Each implementation that is passed over is logged with its reason. NoImplementationError where
     the one asked for cannot run; AUTO never falls back to the reference, which is too slow to
     serve.
@@ -89,7 +98,7 @@ def select(
     candidates = _BY_PREFERENCE if automatic else (implementation,)
     reasons = []
     for candidate in candidates:
-        reason = why_not(candidate, page, device)
+        reason = why_not(candidate, page, device, may_compile)
         if reason is None:
             logger.info("KV operations for %s on %s: %s", page.layout.dtype, device, candidate)
             return _MAKERS[candidate]()

@@ -17,7 +17,7 @@ from kvserving_kernels.errors import (
     RuntimeUnavailableError,
     UnsupportedEngineError,
 )
-from kvserving_kernels.plugin import PLUGIN_NAME, selected
+from kvserving_kernels.plugin import PLUGIN_NAME, Selection, selection
 from kvserving_kernels.plugin.adapters import adapter_for
 from kvserving_kernels.plugin.changes import KNOBS
 from kvserving_kernels.plugin.controller import Outcome
@@ -145,7 +145,7 @@ class KVServingEndpoints:
         """Add the routes; raises if this vLLM has no adapter or lacks the plugin's other half."""
         import vllm
 
-        if not selected(os.environ.get("VLLM_PLUGINS")):
+        if selection(os.environ.get("VLLM_PLUGINS")) is not Selection.NAMED:
             raise UnsupportedEngineError(
                 f"the plugin {self.name} needs {PLUGIN_NAME} in VLLM_PLUGINS beside it"
             )

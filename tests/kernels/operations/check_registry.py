@@ -72,6 +72,18 @@ def test_a_compiler_that_fails_does_not_stop_the_engine(
         select(PAGE, "cpu", Implementation.CPU)
 
 
+@pytest.mark.usefixtures("asked_again")
+def test_a_caller_that_cannot_wait_gets_torch_until_kernels_are_compiled(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    assert isinstance(select(PAGE, "cpu", may_compile=False), TorchOperations)
+    reason = "its kernels were not compiled when this process started"
+    assert f"KV operations for int4 not by cpu: {reason}" in caplog.messages
+    assert registry.why_not_compiled() is None
+    assert isinstance(select(PAGE, "cpu", may_compile=False), NumbaOperations)
+
+
 def test_the_reference_must_be_asked_for() -> None:
     assert isinstance(select(PAGE, "cpu", Implementation.REFERENCE), ReferenceOperations)
     with pytest.raises(NoImplementationError) as caught:

@@ -16,8 +16,11 @@ SUPPORTED: Final = tuple(_ADAPTERS)
 class Adapter(Protocol):
     """What a version's module offers."""
 
-    def install(self) -> None:
-        """Put the plugin's hooks into this process; safe to call again."""
+    def install(self, named: bool) -> None:
+        """Put the plugin's hooks into this process; safe to call again.
+
+        Unless the plugin is `named`, they leave an engine without a setting of ours as it is.
+        """
         ...
 
     def link(self, engine_client: object) -> EngineLink:

@@ -19,7 +19,7 @@ FEW_PROCESSORS: Final = 8
 """Up to so many, a process that spins takes a noticeable share of what the model computes on."""
 
 
-def install() -> None:
+def install(named: bool) -> None:
     """Add the runtime API to the engine core, and KV formats and their guard to the platform."""
     from vllm.platforms import current_platform
     from vllm.v1.engine.core import EngineCore
@@ -33,10 +33,10 @@ def install() -> None:
     EngineCore.kvserving_probe_begin = probing.begin
     EngineCore.kvserving_probe_advance = probing.advance
     EngineCore.kvserving_probe_end = probing.end
-    selection.install(current_platform)
+    selection.install(current_platform, guarded=named)
     if current_platform.is_cpu():
         warming.compile_before_models(current_platform)
-    if current_platform.is_cpu() and len(os.sched_getaffinity(0)) <= FEW_PROCESSORS:
+    if named and current_platform.is_cpu() and len(os.sched_getaffinity(0)) <= FEW_PROCESSORS:
         waiting.sleep_at_once()
 
 

@@ -33,10 +33,13 @@ BACKEND_CLASSES = {
 """Classes of `backend` by format; vLLM imports them by path."""
 
 
-def install(platform: Any) -> None:
-    """Wrap the platform's check of a configuration and its choice of an attention backend."""
+def install(platform: Any, guarded: bool) -> None:
+    """Wrap the platform's check of a configuration and its choice of an attention backend.
+
+    `guarded` engines are also refused formats that vLLM would store wrongly.
+    """
     owner = type(platform)
-    _wrap_check(owner, accelerator_of(platform))
+    _wrap_check(owner, accelerator_of(platform), guarded)
     _wrap_choice(owner)
 
 
@@ -145,7 +148,7 @@ def torch_name(dtype: object) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _wrap_check(owner: Any, accelerator: str) -> None:
+def _wrap_check(owner: Any, accelerator: str, guarded: bool) -> None:
     original: Callable[[Any], None] = owner.check_and_update_config
 
     def check_and_update_config(cls: Any, vllm_config: Any) -> None:
@@ -153,13 +156,14 @@ def _wrap_check(owner: Any, accelerator: str) -> None:
 
         model = vllm_config.model_config
         own, eviction = own_dtype(vllm_config), own_eviction(vllm_config)
-        check_kv_dtype(
-            vllm_config.cache_config.cache_dtype,
-            accelerator,
-            base_version(vllm.__version__),
-            this_machine(),
-            None if model is None else torch_name(model.dtype),
-        )
+        if guarded or own is not None or eviction != NO_EVICTION:
+            check_kv_dtype(
+                vllm_config.cache_config.cache_dtype,
+                accelerator,
+                base_version(vllm.__version__),
+                this_machine(),
+                None if model is None else torch_name(model.dtype),
+            )
         original(vllm_config)
         if own is not None and model is not None:
             _check_own(vllm_config, own)
