@@ -99,7 +99,9 @@ class Engine:
 
     def switch(self, form: str) -> None:
         """Store the KV cache in another format."""
-        answer = self.core.kvserving_apply({"kv_cache_dtype": form, "change_id": form})
+        answer = self.core.kvserving_apply(
+            {"kv_cache_dtype": form, "change_id": f"{form}-{time.monotonic_ns()}"}
+        )
         if "runtime" not in answer:
             raise SystemExit(f"{form}: {answer}")
 

@@ -21,6 +21,7 @@ import format_quality
 
 BASE = "auto"
 FORMATS = (BASE, "int8", "k8v4", "int4", "int4_hadamard", "int2", "k2v4")
+FORMS = ("prefill", "decode")
 
 
 def main() -> None:
@@ -29,19 +30,17 @@ def main() -> None:
     windows = format_quality.read_windows(options)
     first = format_quality.FULL_BLOCKS * options.block_size
     engine = Engine(options)
-    probes = {
-        (kv_format, form): engine.probe(windows, first, kv_format, form)
-        for kv_format in options.formats
-        for form in ("prefill", "decode")
-    }
     rows: list[dict[str, Any]] = []
     for kv_format in options.formats:
+        engine.switch(options.formats[0])
+        probes = {form: engine.probe(windows, first, kv_format, form) for form in FORMS}
         engine.switch(kv_format)
-        for form, score in (("prefill", engine.score_prefill), ("decode", engine.score_decode)):
+        for form in FORMS:
+            score = engine.score_prefill if form == "prefill" else engine.score_decode
             began = time.monotonic()
             switched = score(windows, first)
             took = time.monotonic() - began
-            probed = probes[kv_format, form]
+            probed = probes[form]
             base = next((row for row in rows if row["form"] == form), None)
             row = {
                 "format": kv_format,

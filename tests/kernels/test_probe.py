@@ -13,8 +13,8 @@ from kvserving_kernels.errors import InvalidProbeError, ProbeRefusedError
 from kvserving_kernels.formats import LAYOUTS, layout_of
 from kvserving_kernels.formats.reads import low_bit_share
 from kvserving_kernels.plugin.memory import free_host_bytes
-from kvserving_kernels.plugin.pace import LEAST_CHUNK_TOKENS, Pace, pause_seconds
-from kvserving_kernels.plugin.prober import IDLE_SECONDS, Prober
+from kvserving_kernels.plugin.pace import Pace, pause_seconds
+from kvserving_kernels.plugin.prober import CHUNK_TOKENS, IDLE_SECONDS, Prober
 from kvserving_kernels.plugin.probes import Form, Limits, Probe, parse_probe
 
 LIMITS = Limits(
@@ -32,7 +32,7 @@ class FakeEngine:
         self.now = 0.0
         self.seconds_per_token = 0.001
         self.users = False
-        self.fed: list[tuple[int, int, bool]] = []
+        self.fed: list[tuple[int, int, int]] = []
         self.opened: list[tuple[str, int]] = []
         self.is_open = False
         self.error: Exception | None = None
@@ -54,13 +54,13 @@ class FakeEngine:
             raise self.error
 
     def feed(
-        self, token_ids: Sequence[int], targets: Sequence[int], position: int, singly: bool
+        self, token_ids: Sequence[int], targets: Sequence[int], position: int, size: int
     ) -> list[float]:
         """Check that tokens arrive in order, and take time for them."""
         assert self.is_open
         assert position == sum(count for _, count, _ in self.fed)
         assert [token + 1 for token in token_ids[: len(targets)]] == list(targets)
-        self.fed.append((position, len(token_ids), singly))
+        self.fed.append((position, len(token_ids), size))
         self.now += self.seconds_per_token * len(token_ids)
         if self.error:
             raise self.error
@@ -152,8 +152,8 @@ def test_every_token_is_fed_once_and_all_after_the_skipped_are_scored(form: str,
     # The last token is a target only.
     assert sum(count for _, count, _ in engine.fed) == 499
     assert engine.opened == [("bfloat16", 499)]
-    for position, _, singly in engine.fed:
-        assert singly == (form == "decode" and position >= first - 1)
+    for position, _, size in engine.fed:
+        assert size == (1 if form == "decode" and position >= first - 1 else CHUNK_TOKENS)
 
 
 def test_the_share_is_that_of_the_format_and_the_scored_contexts() -> None:
@@ -164,21 +164,30 @@ def test_the_share_is_that_of_the_format_and_the_scored_contexts() -> None:
     assert result["low_bit_share"] == low_bit_share("int4", 64, 64, range(128, 500)) > 0.85
 
 
-@pytest.mark.parametrize("form", ["prefill", "decode"])
-def test_slices_take_as_long_as_they_should(form: str) -> None:
+@pytest.mark.parametrize(("form", "tokens"), [("prefill", 96), ("decode", 102)])
+def test_slices_take_as_long_as_they_should(form: str, tokens: int) -> None:
     engine = FakeEngine()
-    engine.seconds_per_token = 2**-8
+    engine.seconds_per_token = 2**-10
     run(Prober(engine, engine.clock), engine, document(form=form))
     sizes = [count for _, count, _ in engine.fed]
-    assert max(sizes) == 25
-    assert sizes[3:-1] == [25] * (len(sizes) - 4)
+    assert max(sizes) == tokens
+    assert sizes[-2] == tokens
 
 
-def test_a_slice_is_never_longer_than_a_step_of_the_engine() -> None:
-    engine = FakeEngine()
-    engine.seconds_per_token = 0.0
-    run(Prober(engine, engine.clock), engine, document())
-    assert max(count for _, count, _ in engine.fed) == 128
+@pytest.mark.parametrize("skip", [0, 70])
+def test_what_is_computed_at_once_does_not_depend_on_time(skip: int) -> None:
+    def passes(seconds_per_token: float) -> list[tuple[int, int]]:
+        engine = FakeEngine()
+        engine.seconds_per_token = seconds_per_token
+        run(Prober(engine, engine.clock), engine, document(skip=skip))
+        return [
+            (position + start, min(size, count - start))
+            for position, count, size in engine.fed
+            for start in range(0, count, size)
+        ]
+
+    assert passes(1.0) == passes(0.001) == passes(0.0)
+    assert max(count for _, count in passes(0.0)) == CHUNK_TOKENS
 
 
 def test_users_have_their_share_of_the_time() -> None:
@@ -194,14 +203,13 @@ def test_users_have_their_share_of_the_time() -> None:
 
 
 def test_a_pace_learns_from_the_last_slice_but_not_too_much() -> None:
-    pace = Pace(LEAST_CHUNK_TOKENS, slice_seconds=0.1)
-    assert pace.tokens == 16
+    pace = Pace(slice_seconds=0.1)
     pace.timed(16, 0.0)
     assert pace.tokens == 64
     pace.timed(64, 0.05)
     assert pace.tokens == 128
     pace.timed(128, 100.0)
-    assert pace.tokens == 16
+    assert pace.tokens == 1
     assert pause_seconds(0.1, users=False) == 0
     assert pause_seconds(0.1, users=True, users_share=0.5) == pytest.approx(0.1)
     assert pause_seconds(1000.0, users=True) < IDLE_SECONDS / 2
@@ -266,7 +274,7 @@ def test_an_error_in_a_slice_ends_the_probe_and_frees_its_cache() -> None:
 
 def test_likelihoods_that_are_no_numbers_are_a_failure() -> None:
     class Broken(FakeEngine):
-        def feed(self, token_ids: Any, targets: Any, position: int, singly: bool) -> list[float]:
+        def feed(self, token_ids: Any, targets: Any, position: int, size: int) -> list[float]:
             return [math.nan] * len(targets)
 
     engine = Broken()

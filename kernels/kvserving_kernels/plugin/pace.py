@@ -1,7 +1,7 @@
 """How fast a probe may go: short slices, and a bounded share of the engine while users wait.
 
 A slice holds the engine up for as long as it computes, so it is cut to a time, not to a number of
-tokens. Between slices users' steps go on; the pause after a slice is a multiple of what it took.
+tokens. What is computed at once has a fixed size, so that the answer does not depend on the time. Between slices users' steps go on; the pause after a slice is a multiple of what it took.
 """
 
 from dataclasses import dataclass
@@ -16,9 +16,6 @@ USERS_SHARE: Final = 0.8
 MOST_PAUSE_SECONDS: Final = 10.0
 """Longest pause, well below the time after which a probe counts as left behind."""
 
-LEAST_CHUNK_TOKENS: Final = 16
-"""Tokens of the first chunk, and of the smallest: a forward pass of fewer costs hardly less."""
-
 MOST_GROWTH: Final = 4.0
 """A slice has at most so many times the tokens of the one before: short ones are timed badly."""
 
@@ -27,16 +24,13 @@ MOST_GROWTH: Final = 4.0
 class Pace:
     """Sizes the slices of one kind of work by how long the last one took."""
 
-    least_tokens: int
+    tokens: int = 1
     slice_seconds: float = SLICE_SECONDS
-
-    def __post_init__(self) -> None:
-        self.tokens = self.least_tokens
 
     def timed(self, tokens: int, seconds: float) -> None:
         """Learn from a slice of `tokens` that took so long."""
         growth = self.slice_seconds / seconds if seconds > 0 else MOST_GROWTH
-        self.tokens = max(self.least_tokens, int(tokens * min(MOST_GROWTH, growth)))
+        self.tokens = max(1, int(tokens * min(MOST_GROWTH, growth)))
 
 
 def pause_seconds(took_seconds: float, users: bool, users_share: float = USERS_SHARE) -> float:

@@ -12,8 +12,15 @@ from typing import Any, Final, Protocol
 
 from kvserving_kernels.errors import InvalidProbeError, ProbeRefusedError
 from kvserving_kernels.formats.reads import low_bit_share
-from kvserving_kernels.plugin.pace import LEAST_CHUNK_TOKENS, Pace, pause_seconds
+from kvserving_kernels.plugin.pace import Pace, pause_seconds
 from kvserving_kernels.plugin.probes import Form, Limits, Probe, parse_probe
+
+CHUNK_TOKENS: Final = 32
+"""Tokens of one forward pass in prefill form.
+
+Always the same, because sums depend on it in their last bits, and codes on sums: the same probe is
+to have the same answer, however busy the engine is. A pass of fewer costs hardly less.
+"""
 
 IDLE_SECONDS: Final = 60.0
 """After so long without a slice a probe counts as left behind, and another may take its place."""
@@ -31,12 +38,12 @@ class ProbeEngine(Protocol):
         ...
 
     def feed(
-        self, token_ids: Sequence[int], targets: Sequence[int], position: int, singly: bool
+        self, token_ids: Sequence[int], targets: Sequence[int], position: int, size: int
     ) -> list[float]:
-        """Put tokens into the private cache, reading from it all that is in it.
+        """Put tokens into the private cache, `size` at a time, reading from it all that is in it.
 
-        `singly` does so token by token. The answer has for each target the log-probability, in
-        nats, that it follows the token at its place; there are as many targets as tokens, or none.
+        The answer has for each target the log-probability, in nats, that it follows the token at
+        its place; there are as many targets as tokens, or none.
         """
         ...
 
@@ -76,8 +83,8 @@ class _Run:
     at: float
     position: int = 0
     logprobs: list[float] = field(default_factory=list)
-    chunks: Pace = field(default_factory=lambda: Pace(LEAST_CHUNK_TOKENS))
-    singles: Pace = field(default_factory=lambda: Pace(1))
+    chunks: Pace = field(default_factory=Pace)
+    singles: Pace = field(default_factory=Pace)
 
 
 class Prober:
@@ -160,11 +167,12 @@ class Prober:
         scored = start >= probe.first - 1
         singly = scored and probe.form is Form.DECODE
         pace = run.singles if singly else run.chunks
+        size = 1 if singly else min(CHUNK_TOKENS, self._engine.most_tokens())
         end = len(probe.token_ids) - 1 if scored else probe.first - 1
-        end = min(end, start + min(pace.tokens, self._engine.most_tokens()))
+        end = min(end, start + max(size, pace.tokens // size * size))
         targets = probe.token_ids[start + 1 : end + 1] if scored else ()
         began = self._clock()
-        found = self._engine.feed(probe.token_ids[start:end], targets, start, singly)
+        found = self._engine.feed(probe.token_ids[start:end], targets, start, size)
         pace.timed(end - start, self._clock() - began)
         run.logprobs += found
         run.position = end

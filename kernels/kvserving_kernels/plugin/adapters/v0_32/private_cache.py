@@ -48,12 +48,12 @@ def open_cache(worker: Any, dtype: str, tokens: int) -> str | None:
 
 
 def feed_cache(
-    worker: Any, token_ids: Sequence[int], targets: Sequence[int], position: int, singly: bool
+    worker: Any, token_ids: Sequence[int], targets: Sequence[int], position: int, size: int
 ) -> list[float]:
     """Put tokens into a worker's private cache; log-probabilities of the targets."""
     cache: PrivateCache = worker.model_runner.kvserving_private
     with torch.inference_mode():
-        return cache.feed(token_ids, targets, position, singly)
+        return cache.feed(token_ids, targets, position, size)
 
 
 def close_cache(worker: Any) -> None:
@@ -83,10 +83,9 @@ class PrivateCache:
             _write(self._layers, before)
 
     def feed(
-        self, token_ids: Sequence[int], targets: Sequence[int], position: int, singly: bool
+        self, token_ids: Sequence[int], targets: Sequence[int], position: int, size: int
     ) -> list[float]:
-        """Put tokens into the cache; log-probabilities of the targets."""
-        size = 1 if singly else len(token_ids)
+        """Put tokens into the cache, `size` at a time; log-probabilities of the targets."""
         found = []
         with self._swapped():
             for start in range(0, len(token_ids), size):

@@ -73,13 +73,13 @@ class CoreProbeEngine:
             raise ProbeRefusedError(reason)
 
     def feed(
-        self, token_ids: Sequence[int], targets: Sequence[int], position: int, singly: bool
+        self, token_ids: Sequence[int], targets: Sequence[int], position: int, size: int
     ) -> list[float]:
         """Put tokens into the private caches; every rank computes, the first one answers."""
         from kvserving_kernels.plugin.adapters.v0_32.private_cache import feed_cache
 
         answers = self._call(
-            feed_cache, token_ids=token_ids, targets=targets, position=position, singly=singly
+            feed_cache, token_ids=token_ids, targets=targets, position=position, size=size
         )
         found: list[float] = answers[0]
         return found
@@ -100,8 +100,8 @@ class CoreProbeEngine:
         return int(config.cache_config.block_size), int(config.model_config.get_head_size())
 
     def most_tokens(self) -> int:
-        """As many as the engine computes in a step of its own."""
-        return int(self._core.scheduler.max_num_scheduled_tokens)
+        """As many as the engine has room for in a step of its own."""
+        return int(self._config.scheduler_config.max_num_batched_tokens)
 
     def _call(self, function: Any, **arguments: Any) -> list[Any]:
         # vLLM's workers call it with themselves, and take no other keywords by this way.
