@@ -99,9 +99,8 @@ class Engine:
 
     def switch(self, form: str) -> None:
         """Store the KV cache in another format."""
-        answer = self.core.kvserving_apply(
-            {"kv_cache_dtype": form, "change_id": f"{form}-{time.monotonic_ns()}"}
-        )
+        change_id = f"{form}-{time.monotonic_ns()}"
+        answer = self.core.kvserving_apply({"kv_cache_dtype": form, "change_id": change_id})
         if "runtime" not in answer:
             raise SystemExit(f"{form}: {answer}")
 

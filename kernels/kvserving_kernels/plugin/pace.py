@@ -1,7 +1,7 @@
 """How fast a probe may go: short slices, and a bounded share of the engine while users wait.
 
 A slice holds the engine up for as long as it computes, so it is cut to a time, not to a number of
-tokens. What is computed at once has a fixed size, so that the answer does not depend on the time. Between slices users' steps go on; the pause after a slice is a multiple of what it took.
+tokens. Between slices users' steps go on; the pause after a slice is a multiple of what it took.
 """
 
 from dataclasses import dataclass
