@@ -73,6 +73,7 @@ def _decode(engines: Sequence[str], options: argparse.Namespace) -> list[dict[st
                 "streams": options.streams,
                 "context": options.context,
                 "block_size": options.block_size,
+                "compiled": options.compile,
                 "tokens_per_second": _spread(speeds),
                 "over_stock": _spread([speeds[engine.name] / speeds[STOCK] for speeds in rounds]),
             }
@@ -150,6 +151,8 @@ def serve(
     """Answer the questions of `Remote` with an engine."""
     # The core in this process takes a step when it is told to; its worker is one of vLLM's own.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    if not options.compile:
+        os.environ["TORCH_COMPILE_DISABLE"] = "1"
     os.environ["VLLM_PLUGINS"] = "" if name == STOCK else "kvserving"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     engine = Engine(name, options, kv_bytes, load)
@@ -191,7 +194,7 @@ class Engine:
             max_num_seqs=load["requests"],
             kv_cache_memory_bytes=kv_bytes,
             distributed_executor_backend="mp",
-            enforce_eager=options.eager,
+            enforce_eager=not options.compile,
             enable_prefix_caching=False,
             disable_log_stats=True,
             additional_config={"kvserving": {"kv_cache_dtype": name}} if own else {},
@@ -251,7 +254,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--formats", nargs="+", default=FORMATS)
     parser.add_argument("--loads", nargs="+", default=("decode", "capacity"))
     parser.add_argument("--block-size", type=int, default=64)
-    parser.add_argument("--eager", action="store_true", help="without torch.compile")
+    parser.add_argument("--compile", action="store_true", help="compile the model with torch")
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--steps", type=int, default=12)

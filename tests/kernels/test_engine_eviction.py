@@ -323,6 +323,7 @@ async def test_a_wrong_eviction_changes_nothing(
     assert (await client.get(RUNTIME)).json()["effective"] == before["effective"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("eviction", "flags", "message"),
     [

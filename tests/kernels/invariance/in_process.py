@@ -1,6 +1,6 @@
 """Serves the same prompts under circumstances that must not matter, and prints the results as JSON.
 
-Usage: in_process.py MODEL FORMAT..., in the engine's Python. Inside the process the engine's pages
+Usage: in_process.py MODEL [crowd] FORMAT..., in the engine's Python. Inside the process the engine's pages
 can be changed behind its back.
 """
 
@@ -22,7 +22,6 @@ BLOCK_SIZE, BUDGET, LENGTH = 64, 256, 1024
 LONG = [(7 * place * place + 3 * place) % 900 + 5 for place in range(2 * BUDGET + 40)]
 CROWD = [[(token + 31 * seed) % 900 + 5 for token in LONG[:200]] for seed in range(16)]
 CROWD_TOKENS, ALONE = 300, 4
-CROWDED = ("int8", "int4")
 SEEDS = (7, 8, 9)
 
 
@@ -128,9 +127,8 @@ def crowded(engine: Engine, dtype: str) -> dict[str, Any]:
 def main(model: str, dtypes: list[str]) -> None:
     """Print what was found, by format."""
     engine = Engine(model)
-    found = {dtype: circumstances(engine, dtype) for dtype in dtypes}
-    for dtype in {*dtypes} & {*CROWDED}:
-        found[dtype] |= crowded(engine, dtype)
+    serve = crowded if dtypes[:1] == ["crowd"] else circumstances
+    found = {dtype: serve(engine, dtype) for dtype in dtypes if dtype != "crowd"}
     sys.stdout.write(json.dumps(found) + "\n")
 
 
