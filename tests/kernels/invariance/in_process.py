@@ -1,7 +1,7 @@
 """Serves the same prompts under circumstances that must not matter, and prints the results as JSON.
 
-Usage: in_process.py MODEL [crowd] FORMAT..., in the engine's Python. Inside the process the engine's pages
-can be changed behind its back.
+Usage: in_process.py MODEL [crowd] FORMAT..., in the engine's Python. Inside the process the
+engine's pages can be changed behind its back.
 """
 
 import json
