@@ -229,7 +229,9 @@ async def test_one_flag_is_enough_for_a_format(start_engine: StartEngine) -> Non
     assert tokens["int4"] > 3 * tokens["stock"]
 
 
-@pytest.mark.parametrize("dtype", ["int8_per_token_head", "float16"])
+@pytest.mark.parametrize(
+    "dtype", ["int8_per_token_head", pytest.param("float16", marks=pytest.mark.full)]
+)
 def test_a_cache_that_vllm_would_fill_with_the_wrong_bytes_is_refused_at_start(
     engine_python: str, tiny_model: Path, engine_environment: dict[str, str], dtype: str
 ) -> None:

@@ -265,7 +265,11 @@ async def test_a_format_may_be_set_at_start(
     ("flags", "message"),
     [
         (("--kv-cache-dtype", "bfloat16"), "expected only one of them"),
-        (("--block-size", "16"), "block size: int4 expects a multiple of 16 of at least 32"),
+        pytest.param(
+            ("--block-size", "16"),
+            "block size: int4 expects a multiple of 16 of at least 32",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_a_format_that_cannot_be_had_is_refused_at_start(
