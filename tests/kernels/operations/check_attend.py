@@ -53,7 +53,7 @@ def test_attention_is_dense_attention_on_the_stored_values(
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 31, 32, 33, 64])
-@pytest.mark.parametrize("implementation", [CPU, Implementation.TORCH, Implementation.REFERENCE])
+@pytest.mark.parametrize("implementation", [CPU, Implementation.REFERENCE])
 @every_format
 def test_lengths_around_the_edges_of_blocks_and_anchors(
     dtype: KVCacheDType, implementation: Implementation, length: int
