@@ -15,8 +15,6 @@ class Engines:
         self.dtypes: dict[str, str] = {}
         self.offers: tuple[str, ...] = ("auto", "bfloat16", "int8", "int4")
         self.evictions: dict[str, dict[str, Any]] = {}
-        self.evicts = True
-        """Whether engines take an eviction live."""
         self.failing: dict[str, str] = {}
         """What engines that cannot switch say, by address."""
         self.dying: set[str] = set()
@@ -57,12 +55,11 @@ class Engines:
         dtype = self.dtypes.get(host, "bfloat16")
         document = runtime_document(self.caps[host], dtype, self.offers)
         document["effective"]["eviction"] = self.evictions.get(host, {"policy": "None"})
-        if self.evicts:
-            document["envelope"]["eviction"] = {
-                "values": ["None", "StreamingLLM"],
-                "sink_tokens": {"minimum": 0, "maximum": 1024, "default": 4},
-                "window_tokens": {"minimum": 128, "maximum": 1024},
-            }
+        document["envelope"]["eviction"] = {
+            "values": ["None", "StreamingLLM"],
+            "sink_tokens": {"minimum": 0, "maximum": 1024, "default": 4},
+            "window_tokens": {"minimum": 128, "maximum": 1024},
+        }
         return document
 
 

@@ -1,5 +1,17 @@
 """Every error this package raises on purpose, so that a caller can catch the tree."""
 
+import json
+from typing import Final
+
+SHOWN_CHARACTERS: Final = 80
+"""Most characters of a wrong value that an error repeats."""
+
+
+def shown(value: object) -> str:
+    """A value as an error says that it came: JSON, cut to a readable length."""
+    text = json.dumps(value, default=repr)
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
+
 
 class KVServingError(Exception):
     """Base of the package's errors; its text is meant for the person who runs the engine."""

@@ -32,16 +32,16 @@ class KVSettings(_Frozen):
     eviction: Mapping[str, Any] = Field(default_factory=lambda: dict(NO_EVICTION))
 
     def __str__(self) -> str:
-        policy = self.eviction["policy"]
-        return (
-            self.kv_cache_dtype
-            if self.eviction == NO_EVICTION
-            else (f"{self.kv_cache_dtype} with {policy}")
-        )
+        return described(self.kv_cache_dtype, self.eviction["policy"])
 
     def key(self, retry: str) -> str:
         """Names one attempt: these settings under one value of the retry annotation."""
         return content_hash({"settings": self.model_dump(mode="json"), "retry": retry})
+
+
+def described(dtype: str, policy: str) -> str:
+    """Format and eviction in words."""
+    return dtype if policy == EvictionPolicy.NONE.value else f"{dtype} with {policy}"
 
 
 class Refusal(_Frozen):

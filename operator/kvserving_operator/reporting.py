@@ -5,8 +5,9 @@ import logging
 from kvserving_operator.actions import Announce
 from kvserving_operator.api.conditions import is_true
 from kvserving_operator.api.reasons import ConditionType, Reason
-from kvserving_operator.api.v1alpha1 import DecisionStatus, EvictionPolicy, KVServingStatus
+from kvserving_operator.api.v1alpha1 import DecisionStatus, KVServingStatus
 from kvserving_operator.facts import Facts
+from kvserving_operator.live import described
 from kvserving_operator.metrics import OperatorMetrics
 from kvserving_operator.status_tuning import is_new
 from kvserving_operator.switching import Switched
@@ -52,15 +53,13 @@ def switch_events(switched: Switched) -> tuple[Announce, ...]:
         )
         events.append(Announce(Reason.SETTING_CHANGED.value, message))
     for refusal in switched.new:
-        message = f"spec.kvCache: {switched.settings}: pod {refusal.pod}: {refusal.message}"
+        message = switched.complaint(refusal)
         events.append(Announce(Reason.SETTINGS_REFUSED.value, message, warning=True))
     return tuple(events)
 
 
 def _kv_cache(state: RuntimeState) -> str:
-    policy = state.effective.eviction.policy
-    dtype = state.effective.kv_cache_dtype
-    return dtype if policy == EvictionPolicy.NONE.value else f"{dtype} with {policy}"
+    return described(state.effective.kv_cache_dtype, state.effective.eviction.policy)
 
 
 def measure(metrics: OperatorMetrics, facts: Facts, status: KVServingStatus) -> None:

@@ -49,6 +49,10 @@ class Switched:
     """All that count, of which `new` came in this turn."""
     new: tuple[Refusal, ...] = ()
 
+    def complaint(self, refusal: Refusal) -> str:
+        """What a user is told of a refusal."""
+        return f"spec.kvCache: {self.settings}: pod {refusal.pod}: {refusal.message}"
+
 
 @dataclass(frozen=True)
 class Request:

@@ -59,6 +59,10 @@ class Readback:
     runtime: Mapping[str, RuntimeState] = field(default_factory=dict)
     failures: Mapping[str, RuntimeAPIError] = field(default_factory=dict)
 
+    def having(self, states: Mapping[str, RuntimeState]) -> Self:
+        """Give it with engines read anew."""
+        return replace(self, runtime={**self.runtime, **states})
+
     @property
     def no_runtime_api(self) -> bool:
         """Whether engines answer but have no runtime API."""
@@ -82,8 +86,7 @@ class Turn:
 
     def reading(self, states: Mapping[str, RuntimeState]) -> Self:
         """Give it with engines read anew."""
-        readback = Readback({**self.readback.runtime, **states}, self.readback.failures)
-        return replace(self, readback=readback)
+        return replace(self, readback=self.readback.having(states))
 
 
 def tuning_settings(spec: KVServingSpec) -> TuningSettings:
@@ -159,7 +162,7 @@ class ServingTuner:
             identity = f"{kept[0].decision if kept else 'spec'}-{cap}-{now:.0f}"
             late = [targets[name] for name, right in wanted.items() if right == cap]
             applied = await self._apply(late, change, identity)
-            readback = Readback({**readback.runtime, **applied.states}, readback.failures)
+            readback = readback.having(applied.states)
         turn = Turn(readback, kept, state)
         serving_pods = [pod for pod in reachable if pod.container_ready]
         if not self._due(serving.spec, now):

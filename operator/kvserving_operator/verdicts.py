@@ -70,8 +70,7 @@ def degraded(facts: Facts) -> Outcome:
         return problem
     refusal = next(iter(facts.switched.refusals), None)
     if refusal is not None:
-        message = f"spec.kvCache: {facts.switched.settings}: pod {refusal.pod}: {refusal.message}"
-        return Outcome(True, Reason.SETTINGS_REFUSED, message)
+        return Outcome(True, Reason.SETTINGS_REFUSED, facts.switched.complaint(refusal))
     return Outcome(False, Reason.AS_EXPECTED, "nothing is wrong")
 
 

@@ -1,11 +1,10 @@
 """Reading an eviction setting, from the engine's flags or from a requested change."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from kvserving_kernels.errors import InvalidFieldError
+from kvserving_kernels.errors import InvalidFieldError, shown
 from kvserving_kernels.eviction.streaming_llm import StreamingLLM, smallest_window_tokens
 
 UNAVAILABLE: Final = ("H2O", "SnapKV")
@@ -83,18 +82,18 @@ def read_eviction(
 ) -> Eviction:
     """Read `{"policy", ...}`; raises `error` with the field at fault."""
     if not isinstance(document, Mapping):
-        raise error(field, 'an object such as {"policy": "None"}', _shown(document))
+        raise error(field, 'an object such as {"policy": "None"}', shown(document))
     policy = document.get("policy")
     known = ", ".join(POLICIES)
     if policy in UNAVAILABLE:
-        raise error(f"{field}.policy", f"one of {known}", f"{_shown(policy)}, not available yet")
+        raise error(f"{field}.policy", f"one of {known}", f"{shown(policy)}, not available yet")
     if policy not in POLICIES:
-        raise error(f"{field}.policy", f"one of {known}", _shown(policy))
+        raise error(f"{field}.policy", f"one of {known}", shown(policy))
     parameters = () if policy == NoEviction.policy else ("sink_tokens", "window_tokens")
     for name, value in document.items():
         if name != "policy" and name not in parameters:
             expected = f"no field but {', '.join(('policy', *parameters))} with policy {policy}"
-            raise error(f"{field}.{name}", expected, _shown(value))
+            raise error(f"{field}.{name}", expected, shown(value))
     if policy == NoEviction.policy:
         return NO_EVICTION
     sinks = document.get("sink_tokens", DEFAULT_SINK_TOKENS)
@@ -112,9 +111,4 @@ def _integer(
     # JSON's true is no number, though Python's is.
     if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
         return value
-    raise error(field, f"an integer from {low} to {high}", _shown(value))
-
-
-def _shown(value: object) -> str:
-    text = json.dumps(value, default=repr)
-    return text if len(text) <= 80 else text[:79] + "…"
+    raise error(field, f"an integer from {low} to {high}", shown(value))

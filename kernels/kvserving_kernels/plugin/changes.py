@@ -4,21 +4,19 @@ Pure, and without any web framework, because it runs in the engine core, which k
 bounds, and not where the request arrived.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from kvserving_kernels.errors import InvalidChangeError
+from kvserving_kernels.errors import InvalidChangeError, shown
 from kvserving_kernels.eviction import Eviction, EvictionBounds, read_eviction
 
 KNOBS: Final = ("kv_cache_dtype", "max_active_seqs", "max_scheduled_tokens", "eviction")
 """Settings that the API names; those missing from an engine's envelope need a restart there."""
 
 _CHANGE_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
-_SHOWN_CHARACTERS: Final = 80
 
 
 @dataclass(frozen=True)
@@ -75,11 +73,11 @@ class Change:
 def parse_change(document: object, envelope: Envelope) -> Change:
     """Read a PATCH document; raises InvalidChangeError with the first field at fault."""
     if not isinstance(document, Mapping):
-        raise InvalidChangeError("body", "a JSON object", _shown(document))
+        raise InvalidChangeError("body", "a JSON object", shown(document))
     change_id = document.get("change_id")
     if not isinstance(change_id, str) or not _CHANGE_ID.fullmatch(change_id):
         expected = f"1 to 128 characters matching {_CHANGE_ID.pattern}"
-        raise InvalidChangeError("change_id", expected, _shown(change_id))
+        raise InvalidChangeError("change_id", expected, shown(change_id))
     values: dict[str, Value] = {}
     for field, value in document.items():
         if field == "change_id":
@@ -90,19 +88,14 @@ def parse_change(document: object, envelope: Envelope) -> Change:
         allowed = envelope.get(field)
         if allowed is None:
             expected = "no live change (it is restart class on this engine)"
-            raise InvalidChangeError(field, expected, _shown(value))
+            raise InvalidChangeError(field, expected, shown(value))
         if isinstance(allowed, EvictionBounds):
             values[field] = read_eviction(field, value, allowed, InvalidChangeError)
             continue
         if value not in allowed:
-            raise InvalidChangeError(field, str(allowed), _shown(value))
+            raise InvalidChangeError(field, str(allowed), shown(value))
         values[field] = value
     if not values:
         expected = f"at least one of {', '.join(envelope)}"
         raise InvalidChangeError("body", expected, "no setting")
     return Change(change_id, MappingProxyType(values))
-
-
-def _shown(value: object) -> str:
-    text = json.dumps(value, default=repr)
-    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
