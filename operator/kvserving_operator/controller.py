@@ -27,6 +27,7 @@ from kvserving_operator.reporting import (
     measure,
     new_decision,
     switch_events,
+    trouble,
 )
 from kvserving_operator.rollout import Phase, Step, advance
 from kvserving_operator.session import Session
@@ -132,7 +133,11 @@ class Controller:
             self._metrics.decisions.labels(
                 facts.ref.namespace, facts.ref.name, decision.action.value, decision.reason.value
             ).inc()
-        for announcement in switch_events(facts.switched):
+        announced = switch_events(facts.switched)
+        for announcement in (
+            *announced,
+            *trouble(before, status, (*facts.step.actions, *announced)),
+        ):
             self._announce(body, announcement)
         measure(self._metrics, facts, status)
         await writer.write(status)
@@ -157,6 +162,7 @@ class Controller:
                 retry=serving.metadata.annotations.get(RETRY_ANNOTATION, ""),
                 now=self._clock(),
                 settings=self._settings,
+                missing=await self._missing(serving),
             )
         )
         problem = ""
@@ -247,6 +253,17 @@ class Controller:
         changed = gates(alive, turn.readback.runtime, needs)
         await self._executor.set_gates(ref, changed, self._clock())
         return turn, switched
+
+    async def _missing(self, serving: KVServing) -> str:
+        """Name the claim that engines would wait for and no check pod mounts."""
+        cache = serving.spec.engine.compile_cache
+        if cache is None:
+            return ""
+        kind, namespace = Kind.PersistentVolumeClaim, serving.metadata.namespace
+        if await self._cluster.get(kind, namespace, cache.claim_name) is not None:
+            return ""
+        field = "spec.engine.compileCache.claimName"
+        return f"{field}: {kind.name} {cache.claim_name} does not exist in namespace {namespace}"
 
     async def _policy_missing(self, serving: KVServing) -> bool:
         reference = serving.spec.rollback_policy_ref

@@ -29,6 +29,7 @@ class Kind(Enum):
     ServiceAccount = _Route("v1", "serviceaccounts")
     Secret = _Route("v1", "secrets")
     ConfigMap = _Route("v1", "configmaps")
+    PersistentVolumeClaim = _Route("v1", "persistentvolumeclaims")
     PodDisruptionBudget = _Route("policy/v1", "poddisruptionbudgets")
     NetworkPolicy = _Route("networking.k8s.io/v1", "networkpolicies")
     Lease = _Route("coordination.k8s.io/v1", "leases")

@@ -1,9 +1,10 @@
 """What the operator tells the world besides the status: Events, the audit log, metrics."""
 
 import logging
+from collections.abc import Iterable
 
-from kvserving_operator.actions import Announce
-from kvserving_operator.api.conditions import is_true
+from kvserving_operator.actions import Action, Announce
+from kvserving_operator.api.conditions import ConditionStatus, find_condition, is_true
 from kvserving_operator.api.reasons import ConditionType, Reason
 from kvserving_operator.api.v1alpha1 import DecisionStatus, KVServingStatus
 from kvserving_operator.facts import Facts
@@ -12,16 +13,17 @@ from kvserving_operator.metrics import OperatorMetrics
 from kvserving_operator.status_tuning import is_new
 from kvserving_operator.switching import Switched
 from kvserving_operator.tuning import REJECTED, Turn
-from kvserving_tuner.decision import Action, Decision
+from kvserving_tuner.decision import Action as TunerAction
+from kvserving_tuner.decision import Decision
 from kvserving_tuner.runtime_client import RuntimeState
 
 audit = logging.getLogger("kvserving.audit")
 """One line of JSON for each decision that says something new, and nothing else."""
 
 _EVENT_REASON = {
-    Action.CHANGE: Reason.SETTING_CHANGED,
-    Action.RECOMMEND: Reason.RECOMMENDED,
-    Action.HOLD: Reason.DECIDED,
+    TunerAction.CHANGE: Reason.SETTING_CHANGED,
+    TunerAction.RECOMMEND: Reason.RECOMMENDED,
+    TunerAction.HOLD: Reason.DECIDED,
 }
 
 
@@ -60,6 +62,20 @@ def switch_events(switched: Switched) -> tuple[Announce, ...]:
 
 def _kv_cache(state: RuntimeState) -> str:
     return described(state.effective.kv_cache_dtype, state.effective.eviction.policy)
+
+
+def trouble(
+    before: KVServingStatus, after: KVServingStatus, said: Iterable[Action]
+) -> tuple[Announce, ...]:
+    """Event about a fault that is new and that nothing else has announced."""
+    new = find_condition(after.conditions, ConditionType.DEGRADED)
+    if new is None or new.status is not ConditionStatus.TRUE:
+        return ()
+    old = find_condition(before.conditions, ConditionType.DEGRADED)
+    known = old is not None and (old.status, old.reason) == (new.status, new.reason)
+    if known or any(isinstance(a, Announce) and a.reason == new.reason for a in said):
+        return ()
+    return (Announce(new.reason, new.message, warning=True),)
 
 
 def measure(metrics: OperatorMetrics, facts: Facts, status: KVServingStatus) -> None:

@@ -162,6 +162,10 @@ def _check(at: Situation, candidate: Revision) -> Step:
     if known is not None and not known.ok:
         reason = Reason(known.reason)
         return Step(at.state, Phase.REFUSED, reason, known.message, drop_checks(at))
+    if at.missing:
+        # Pods would wait for it for ever, those in force among them.
+        message = f"{at.missing}; pods are left as they are until it is there"
+        return Step(at.state, Phase.CHECKING, Reason.UNSCHEDULABLE, message, drop_checks(at))
     if known is not None or at.spec.engine.plugin is Switch.DISABLED:
         return _put_in_force(at, candidate, drop_checks(at))
     pod = check_pod(at, candidate)

@@ -23,3 +23,5 @@ class Situation:
     now: float
     """Seconds since the epoch."""
     settings: Settings
+    missing: str = ""
+    """What the spec names and does not exist, which engines would wait for; empty for nothing."""

@@ -11,7 +11,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from kvserving_operator.api.conditions import Condition, find_condition, set_condition, timestamp
+from kvserving_operator.api.conditions import (
+    Condition,
+    find_condition,
+    is_true,
+    set_condition,
+    timestamp,
+)
 from kvserving_operator.api.reasons import ConditionType, Reason
 from kvserving_operator.api.v1alpha1 import (
     MAX_PODS,
@@ -56,8 +62,10 @@ def build_status(previous: KVServingStatus, facts: Facts) -> KVServingStatus:
     spec, step = facts.serving.spec, facts.step
     current = step.state.current
     updated = [pod for pod in facts.engines if current and pod.revision == current.hash]
+    conditions = _conditions(previous, facts)
     return KVServingStatus(
-        conditions=_conditions(previous, facts),
+        conditions=conditions,
+        reason=_headline(conditions),
         observed_generation=facts.serving.metadata.generation,
         replicas=len(facts.engines),
         ready_replicas=facts.ready,
@@ -90,7 +98,13 @@ def invalid_status(
         conditions = set_condition(
             conditions, ConditionType.READY, False, Reason.INVALID_SPEC, message, generation, moment
         )
-    return previous.model_copy(update={"conditions": conditions, "observed_generation": generation})
+    return previous.model_copy(
+        update={
+            "conditions": conditions,
+            "reason": _headline(conditions),
+            "observed_generation": generation,
+        }
+    )
 
 
 def _conditions(previous: KVServingStatus, facts: Facts) -> tuple[Condition, ...]:
@@ -111,6 +125,17 @@ def _conditions(previous: KVServingStatus, facts: Facts) -> tuple[Condition, ...
             datetime.fromtimestamp(facts.now, UTC),
         )
     return conditions
+
+
+def _headline(conditions: tuple[Condition, ...]) -> str | None:
+    """Reason of the condition that says most about the moment."""
+    for type in (ConditionType.DEGRADED, ConditionType.PROGRESSING):
+        if is_true(conditions, type):
+            break
+    else:
+        type = ConditionType.READY
+    found = find_condition(conditions, type)
+    return found.reason if found else None
 
 
 def _outcomes(facts: Facts) -> Iterable[tuple[ConditionType, Outcome | None]]:

@@ -93,4 +93,11 @@ def test_a_claim_that_does_not_exist_is_said_and_the_pods_go_on(kube: Kube, serv
     assert before == [pod["metadata"]["uid"] for pod in engine_pods(kube, NAME, serving)]
     kube.patch(KVSERVING, NAME, serving, {"spec": {"model": {"uri": original}}})
     wait_condition(kube, NAME, serving, "Degraded", "False")
+    # The same of a claim that no check pod mounts.
+    cache = {"compileCache": {"claimName": "kernelz"}}
+    kube.patch(KVSERVING, NAME, serving, {"spec": {"engine": cache}})
+    found = wait_condition(kube, NAME, serving, "Degraded", "True", "Unschedulable")
+    assert "kernelz does not exist" in found["message"]
+    kube.patch(KVSERVING, NAME, serving, {"spec": {"engine": {"compileCache": None}}})
+    wait_condition(kube, NAME, serving, "Degraded", "False")
     assert before == [pod["metadata"]["uid"] for pod in engine_pods(kube, NAME, serving)]

@@ -141,6 +141,32 @@ async def test_an_edit_to_a_claim_that_does_not_exist_waits_and_leaves_the_pods_
     assert before != revision(world)
 
 
+@pytest.mark.parametrize("plugin", ["Enabled", "Disabled"])
+async def test_an_edit_to_a_compile_cache_that_does_not_exist_waits_too(
+    world: World, plugin: str
+) -> None:
+    # No check pod mounts it, so that only the operator can notice.
+    world.put(engine=engine_spec(plugin=plugin))
+    await world.settle()
+    pods, before = set(world.engine_pods()), revision(world)
+    world.put(engine=engine_spec(plugin=plugin, compileCache={"claimName": "kernelz"}))
+    for _ in range(4):
+        await world.settle()
+    assert pods == set(world.engine_pods())
+    assert before == revision(world)
+    degraded = world.condition("Degraded")
+    assert ("True", "Unschedulable") == (degraded["status"], degraded["reason"])
+    assert (
+        "spec.engine.compileCache.claimName: PersistentVolumeClaim kernelz" in (degraded["message"])
+    )
+    assert 1 == len(world.said("Unschedulable"))
+
+    world.cluster.objects[(Kind.PersistentVolumeClaim, NAMESPACE, "kernelz")] = {}
+    await world.settle()
+    assert before != revision(world)
+    assert "False" == world.condition("Degraded")["status"]
+
+
 async def test_an_edit_that_names_a_secret_that_does_not_exist_is_refused(world: World) -> None:
     world.put()
     await world.settle()

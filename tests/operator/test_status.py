@@ -1,5 +1,6 @@
 """What users read: conditions and their generations, reasons, pods, decisions."""
 
+import json
 from typing import Any
 
 import httpx
@@ -23,6 +24,27 @@ async def test_every_condition_is_there_from_the_first_look(world: World) -> Non
     assert TYPES == {c["type"] for c in world.status["conditions"]}
     known = {reason.value for reason in Reason}
     assert {c["reason"] for c in world.status["conditions"]} <= known
+
+
+async def test_the_reason_column_says_what_to_know_first(world: World) -> None:
+    world.put()
+    await world.tick()
+    assert "PreflightRunning" == world.status["reason"]
+    await world.settle()
+    assert "Serving" == world.status["reason"]
+    world.put(engine=engine_spec(extraArgs=["--no-such-flag"]))
+    await world.tick()
+    refusal = {"ok": False, "field": "extraArgs", "reason": "UnknownFlag", "message": "unknown"}
+    world.finish_check(2, json.dumps(refusal), "Error")
+    await world.tick()
+    assert ("True", "PreflightFailed") == (
+        world.condition("Ready")["status"],
+        world.status["reason"],
+    )
+    # A spec that breaks a rule, as an older API server would let through.
+    world.put(engine=engine_spec(maxNumSeqs=0))
+    await world.tick()
+    assert "InvalidSpec" == world.status["reason"]
 
 
 async def test_scale_reads_replicas_and_selector(world: World) -> None:
@@ -105,6 +127,10 @@ async def test_waiting_for_a_leaving_engines_gpu_is_no_fault(world: World) -> No
     world.remove(old["metadata"]["name"])
     await world.tick()
     assert "Unschedulable" == world.condition("Degraded")["reason"]
+    for _ in range(3):
+        await world.tick()
+    assert 1 == len(world.said("Unschedulable"))
+    assert message in world.said("Unschedulable")[0]
 
 
 async def test_an_engine_without_the_runtime_api_is_said(world: World) -> None:

@@ -54,6 +54,10 @@ app.kubernetes.io/part-of: kvserving
 - apiGroups: [""]
   resources: [serviceaccounts, configmaps]
   verbs: [get, list, create, patch, update, delete]
+# Whether the claim of a compile cache exists, before pods are replaced by some that wait for it.
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get]
 # The token of each engine's runtime API; neither list nor watch.
 - apiGroups: [""]
   resources: [secrets]

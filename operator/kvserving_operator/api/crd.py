@@ -120,7 +120,7 @@ DEFINITIONS = (
             Column("SEQS", ".status.effective.maxActiveSeqs"),
             Column("MODE", ".spec.tuning.mode"),
             Column("GATE", _condition("QualityGate", "reason")),
-            Column("REASON", _condition("Ready", "reason")),
+            Column("REASON", ".status.reason"),
             Column("REPLICAS", ".status.readyReplicas", "integer", priority=1),
             Column("PROGRESS", _condition("Progressing", "reason"), priority=1),
             Column("METRICS", _condition("MetricsAvailable", "reason"), priority=1),

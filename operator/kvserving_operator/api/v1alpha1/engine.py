@@ -70,8 +70,8 @@ def _unbatched(spec: "EngineSpec") -> bool:
     )
 
 
-def _positive(quantity: str) -> bool:
-    return quantity_value(quantity) > 0
+def _holds_a_block(quantity: str) -> bool:
+    return quantity_value(quantity) >= 1 << 20
 
 
 class EngineSpec(ApiModel):
@@ -163,9 +163,10 @@ class EngineSpec(ApiModel):
             Checked(
                 Rule(
                     cel="isQuantity(string(self))"
-                    " && quantity(string(self)).isGreaterThan(quantity('0'))",
-                    holds=_positive,
-                    message='expected a positive quantity such as 512Mi or 40Gi, got "{self}"',
+                    " && quantity(string(self)).compareTo(quantity('1Mi')) >= 0",
+                    holds=_holds_a_block,
+                    message="expected a quantity of at least 1Mi such as 512Mi or 40Gi,"
+                    ' got "{self}"',
                 )
             ),
         ]

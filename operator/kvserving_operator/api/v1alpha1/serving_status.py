@@ -248,6 +248,8 @@ class KVServingStatus(StatusModel):
 
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16), map_by("type")] = ()
     """Ready, Progressing, Degraded, MetricsAvailable, QualityGate, TuningActive and RolledBack."""
+    reason: Word | None = None
+    """What to know first: what is wrong, else what is under way, else how Ready is."""
     observed_generation: Generation | None = None
     """Generation of the spec that the status describes."""
     replicas: Count | None = None
