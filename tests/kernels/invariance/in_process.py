@@ -40,6 +40,8 @@ class Engine:
             # A little more than one request of the longest length in 32 bits.
             kv_cache_memory_bytes=9 << 18,
             enable_prefix_caching=True,
+            # An engine that starts in a format of ours has its compiled kernels.
+            additional_config={"kvserving": {"kv_cache_dtype": "int8"}},
         )
         self._core: Any = self._llm.llm_engine.engine_core.engine_core
         self._changes = 0

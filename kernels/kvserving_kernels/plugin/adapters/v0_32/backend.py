@@ -220,7 +220,7 @@ class KVFormatImpl(AttentionImpl):
         block_size = kv_cache.shape[2]
         if self._page is None or self._operations is None or self._page.block_size != block_size:
             self._page = self.layout.page(block_size, self.head_size)
-            self._operations = select(self._page, kv_cache.device)
+            self._operations = select(self._page, kv_cache.device, may_compile=False)
             self.counters = new_counters(kv_cache.device)
         return self._page, self._operations
 
