@@ -182,6 +182,11 @@ async def test_formats_switch_while_requests_stream_and_none_is_lost(
     assert 0 < abs(scores["int8"] - fresh) < abs(scores["int2"] - fresh)
     metrics = await asyncio.to_thread(engine.metrics)
     assert metrics["kvserving:kv_cache_info"] == 1
+    counters = (await runtime(client))["counters"]
+    assert counters["switches"] >= 7
+    assert counters["switch_seconds"] > 0
+    metrics = await asyncio.to_thread(engine.metrics)
+    assert metrics["kvserving:switches_total"] == counters["switches"]
 
 
 FULL = pytest.mark.full
