@@ -266,15 +266,12 @@ async def test_a_format_may_be_set_at_start(
             assert await score(second) == pytest.approx(await score(client), abs=1e-3)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (("--kv-cache-dtype", "bfloat16"), "expected only one of them"),
-        pytest.param(
-            ("--block-size", "16"),
-            "block size: int4 expects a multiple of 16 of at least 32",
-            marks=pytest.mark.full,
-        ),
+        (("--block-size", "16"), "block size: int4 expects a multiple of 16 of at least 32"),
     ],
 )
 def test_a_format_that_cannot_be_had_is_refused_at_start(
