@@ -26,8 +26,9 @@ def tiny_serving(name: str, **spec: Any) -> dict[str, Any]:
         "podTemplate": {
             # Without a request, Kubernetes gives a pod what all others leave of the processors.
             "resources": {"requests": {"cpu": "250m", "memory": "1Gi"}},
-            # Threads that spin while they wait take the processors from everything else here.
-            "env": [{"name": "OMP_WAIT_POLICY", "value": "PASSIVE"}],
+            # So small a model gains nothing by a second thread, and threads that wait for each
+            # other take the processors from everything else here.
+            "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
         },
     }
     return {

@@ -12,7 +12,12 @@ from kvserving_kernels.ops.reference import read_block
 from kvserving_kernels.ops.registry import Implementation, Operations, select
 from kvserving_kernels.ops.rotation import rotate_back
 
-IMPLEMENTATIONS: Final = (Implementation.REFERENCE, Implementation.CPU, Implementation.TRITON)
+IMPLEMENTATIONS: Final = (
+    Implementation.REFERENCE,
+    Implementation.TORCH,
+    Implementation.CPU,
+    Implementation.TRITON,
+)
 
 POISON: Final = 0xFF
 """Fills memory that nobody wrote: a NaN as a symmetric word, the largest scale as an affine one."""

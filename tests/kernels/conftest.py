@@ -88,6 +88,9 @@ def engine_environment() -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         # No compiler is needed, and the first request need not wait for one.
         "TORCH_COMPILE_DISABLE": "1",
+        # So small a model gains nothing by a second thread, which would wait for the first one
+        # while the cluster's tests need the processor.
+        "OMP_NUM_THREADS": "1",
     }
 
 

@@ -123,7 +123,13 @@ def test_the_document_has_the_shape_that_clients_know(controller: RuntimeControl
             "prefix_caching": True,
             "dtype": "bfloat16",
         },
-        "counters": {"evicted_blocks": 0},
+        "counters": {
+            "evicted_blocks": 0,
+            "nonfinite_values": 0,
+            "saturated_values": 0,
+            "switches": 0,
+            "switch_seconds": 0.0,
+        },
         "last_change": None,
     }
 

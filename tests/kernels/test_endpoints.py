@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import fields
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from kvserving_kernels.errors import RuntimeUnavailableError
+from kvserving_kernels.plugin.document import Counters
 from kvserving_kernels.plugin.endpoints import MAX_BODY_BYTES, RuntimeAPI, build_router
 from kvserving_kernels.plugin.follow import follow
 from kvserving_kernels.plugin.link import CoreLink, RefusedLink
@@ -272,11 +274,14 @@ async def test_metrics_follow_the_document(registry: CollectorRegistry) -> None:
     assert registry.get_sample_value("kvserving:max_active_seqs") == 8
 
 
-async def test_evicted_blocks_are_counted_once(registry: CollectorRegistry) -> None:
+@pytest.mark.parametrize("counter", [field.name for field in fields(Counters)])
+async def test_what_the_engine_counts_is_counted_once(
+    registry: CollectorRegistry, counter: str
+) -> None:
     metrics = RuntimeMetrics(registry)
     for count in (5, 9, 7, 9):
-        metrics.show({**DOCUMENT, "counters": {"evicted_blocks": count}})
-    assert registry.get_sample_value("kvserving:evicted_blocks_total") == 9
+        metrics.show({**DOCUMENT, "counters": {counter: count}})
+    assert registry.get_sample_value(f"kvserving:{counter}_total") == 9
 
 
 async def test_metrics_follow_the_core_also_after_it_could_not_answer(link: FakeLink) -> None:

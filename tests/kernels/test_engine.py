@@ -191,6 +191,7 @@ async def test_metrics_follow_a_change(engine: Any, client: httpx.AsyncClient) -
     assert metrics["kvserving:changes_total"] >= 1
 
 
+@pytest.mark.full
 async def test_a_plugin_that_is_not_selected_changes_nothing(
     start_engine: StartEngine, client: httpx.AsyncClient
 ) -> None:
@@ -257,10 +258,11 @@ def test_a_cache_that_vllm_would_fill_with_the_wrong_bytes_is_refused_at_start(
             2,
             {"field": "--max-numseqs", "reason": "UnknownFlag"},
         ),
-        (
+        pytest.param(
             (*FLAGS, "--quantization", "awq"),
             2,
             {"reason": "EngineRefused"},
+            marks=pytest.mark.full,
         ),
     ],
 )

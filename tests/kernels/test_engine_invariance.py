@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).parent / "invariance" / "in_process.py"
 FORMATS = ("int8", "int4")
 OTHERS = ("k8v4", "int4_hadamard", "int2", "k2v4")
-BLOCK_SIZE, CACHED = 64, 512
+BLOCK_SIZE, CACHED, LAYERS = 64, 512, 4
 Found = Mapping[str, Mapping[str, Any]]
 
 
@@ -88,6 +88,15 @@ def check_codes(of: Mapping[str, Any]) -> None:
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_what_is_read_are_the_stored_codes(found: Found, dtype: str) -> None:
     check_codes(found[dtype])
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_values_that_no_format_holds_are_counted(found: Found, dtype: str) -> None:
+    (before,), (after,) = found[dtype]["counted"]["before"], found[dtype]["counted"]["after"]
+    # One of each kind in every layer and step: a prompt's and three more.
+    for kind in ("nonfinite_values", "saturated_values"):
+        assert after[kind] - before[kind] == LAYERS * 4
+    assert found["int8"]["counted"]["before"][0]["saturated_values"] == 0
 
 
 @pytest.mark.full

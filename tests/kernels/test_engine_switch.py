@@ -182,6 +182,11 @@ async def test_formats_switch_while_requests_stream_and_none_is_lost(
     assert 0 < abs(scores["int8"] - fresh) < abs(scores["int2"] - fresh)
     metrics = await asyncio.to_thread(engine.metrics)
     assert metrics["kvserving:kv_cache_info"] == 1
+    counters = (await runtime(client))["counters"]
+    assert counters["switches"] >= 7
+    assert counters["switch_seconds"] > 0
+    metrics = await asyncio.to_thread(engine.metrics)
+    assert metrics["kvserving:switches_total"] == counters["switches"]
 
 
 FULL = pytest.mark.full
@@ -261,15 +266,12 @@ async def test_a_format_may_be_set_at_start(
             assert await score(second) == pytest.approx(await score(client), abs=1e-3)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (("--kv-cache-dtype", "bfloat16"), "expected only one of them"),
-        pytest.param(
-            ("--block-size", "16"),
-            "block size: int4 expects a multiple of 16 of at least 32",
-            marks=pytest.mark.full,
-        ),
+        (("--block-size", "16"), "block size: int4 expects a multiple of 16 of at least 32"),
     ],
 )
 def test_a_format_that_cannot_be_had_is_refused_at_start(

@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Callable
 from enum import StrEnum
+from functools import cache
 from importlib.util import find_spec
 from typing import Final, Protocol
 
@@ -11,9 +12,9 @@ import torch
 
 from kvserving_kernels.errors import NoImplementationError
 from kvserving_kernels.formats.layout import PageLayout
-from kvserving_kernels.ops.cpu import CPUOperations
 from kvserving_kernels.ops.pages import Batch
 from kvserving_kernels.ops.reference import ReferenceOperations
+from kvserving_kernels.ops.torch_operations import TorchOperations
 
 logger: Final = logging.getLogger(__name__)
 
@@ -56,14 +57,24 @@ class Implementation(StrEnum):
 
     AUTO = "auto"
     REFERENCE = "reference"
+    TORCH = "torch"
     CPU = "cpu"
     TRITON = "triton"
 
 
-def why_not(implementation: Implementation, page: PageLayout, device: torch.device) -> str | None:
+def why_not(
+    implementation: Implementation,
+    page: PageLayout,
+    device: torch.device,
+    may_compile: bool = True,
+) -> str | None:
     """Reason why an implementation cannot serve a layout on a device, or None where it can."""
-    if implementation is Implementation.CPU and device.type != "cpu":
+    if implementation in (Implementation.CPU, Implementation.TORCH) and device.type != "cpu":
         return f"it runs on CPUs only, and the pages are on {device}"
+    if implementation is Implementation.CPU:
+        if not may_compile and not why_not_compiled.cache_info().currsize:
+            return "its kernels were not compiled when this process started"
+        return why_not_compiled()
     if implementation is Implementation.TRITON:
         return _why_not_triton(page, device)
     return None
@@ -73,9 +84,11 @@ def select(
     page: PageLayout,
     device: torch.device | str,
     implementation: Implementation = Implementation.AUTO,
+    may_compile: bool = True,
 ) -> Operations:
     """Operations for a layout on a device.
 
+    `may_compile` is for callers that can wait: compiling takes long where no request may wait.
     Each implementation that is passed over is logged with its reason. NoImplementationError where
     the one asked for cannot run; AUTO never falls back to the reference, which is too slow to
     serve.
@@ -85,7 +98,7 @@ def select(
     candidates = _BY_PREFERENCE if automatic else (implementation,)
     reasons = []
     for candidate in candidates:
-        reason = why_not(candidate, page, device)
+        reason = why_not(candidate, page, device, may_compile)
         if reason is None:
             logger.info("KV operations for %s on %s: %s", page.layout.dtype, device, candidate)
             return _MAKERS[candidate]()
@@ -94,6 +107,22 @@ def select(
     raise NoImplementationError(
         f"no KV operations for {page.layout.dtype} on {device}: {'; '.join(reasons)}"
     )
+
+
+@cache
+def why_not_compiled() -> str | None:
+    """Reason why there are no compiled kernels on this CPU; None once they are compiled."""
+    if find_spec("numba") is None:
+        return "the package numba is not installed"
+    try:
+        from kvserving_kernels.ops.numba_operations import prepare
+
+        prepare()
+    # Whatever stands in a compiler's way, there is a slower implementation to serve with.
+    except Exception as error:
+        logger.exception("KV kernels cannot be compiled")
+        return f"its kernels cannot be compiled: {type(error).__name__}: {error}"
+    return None
 
 
 def _why_not_triton(page: PageLayout, device: torch.device) -> str | None:
@@ -113,9 +142,16 @@ def _triton() -> Operations:
     return TritonOperations()
 
 
-_BY_PREFERENCE: Final = (Implementation.TRITON, Implementation.CPU)
+def _compiled() -> Operations:
+    from kvserving_kernels.ops.numba_operations import NumbaOperations
+
+    return NumbaOperations()
+
+
+_BY_PREFERENCE: Final = (Implementation.TRITON, Implementation.CPU, Implementation.TORCH)
 _MAKERS: Final[dict[Implementation, Callable[[], Operations]]] = {
     Implementation.REFERENCE: ReferenceOperations,
-    Implementation.CPU: CPUOperations,
+    Implementation.TORCH: TorchOperations,
+    Implementation.CPU: _compiled,
     Implementation.TRITON: _triton,
 }

@@ -70,6 +70,14 @@ class Counters:
     """What the engine core has counted since it started."""
 
     evicted_blocks: int = 0
+    nonfinite_values: int = 0
+    """Values that were NaN or infinite when they were stored in one of our formats."""
+    saturated_values: int = 0
+    """Finite values that were larger than a scale can express, and stored as the largest."""
+    switches: int = 0
+    """Live changes of the KV cache's format or eviction that were carried out."""
+    switch_seconds: float = 0.0
+    """Time that these took."""
 
 
 @dataclass(frozen=True)

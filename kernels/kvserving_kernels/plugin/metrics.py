@@ -41,7 +41,34 @@ class RuntimeMetrics:
             "Blocks of the KV cache freed while their requests went on.",
             registry=registry,
         )
-        self._evicted_before = 0
+        self._nonfinite = Counter(
+            "kvserving:nonfinite_values",
+            "Keys and values that were NaN or infinite when they were stored.",
+            registry=registry,
+        )
+        self._saturated = Counter(
+            "kvserving:saturated_values",
+            "Keys and values too large for a format, stored as the largest it has.",
+            registry=registry,
+        )
+        self._switches = Counter(
+            "kvserving:switches",
+            "Live changes of the KV cache's format or eviction that were carried out.",
+            registry=registry,
+        )
+        self._switch_seconds = Counter(
+            "kvserving:switch_seconds",
+            "Time that these changes took, in seconds, during which no token was computed.",
+            registry=registry,
+        )
+        self._counted = {
+            "evicted_blocks": self._evicted,
+            "nonfinite_values": self._nonfinite,
+            "saturated_values": self._saturated,
+            "switches": self._switches,
+            "switch_seconds": self._switch_seconds,
+        }
+        self._before = dict.fromkeys(self._counted, 0.0)
         self._completions = Counter(
             "kvserving:ready_completions",
             "One-token completions made to prove readiness; not in the engine's own statistics.",
@@ -69,10 +96,11 @@ class RuntimeMetrics:
         self._info_labels = labels
         self._info.labels(*labels).set(1)
         self._max_active_seqs.set(effective["max_active_seqs"])
-        evicted = int(document.get("counters", {}).get("evicted_blocks", 0))
-        # Answers may overtake each other; a counter never goes back.
-        self._evicted.inc(max(0, evicted - self._evicted_before))
-        self._evicted_before = max(self._evicted_before, evicted)
+        for name, counter in self._counted.items():
+            count = float(document.get("counters", {}).get(name, 0))
+            # Answers may overtake each other; a counter never goes back.
+            counter.inc(max(0, count - self._before[name]))
+            self._before[name] = max(self._before[name], count)
 
     def count_change(self, knob: str, result: str) -> None:
         """Count a request to change `knob`."""

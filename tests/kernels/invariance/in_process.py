@@ -5,8 +5,10 @@ engine's pages can be changed behind its back.
 """
 
 import json
+import math
 import os
 import sys
+from functools import partial
 from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -40,6 +42,8 @@ class Engine:
             # A little more than one request of the longest length in 32 bits.
             kv_cache_memory_bytes=9 << 18,
             enable_prefix_caching=True,
+            # An engine that starts in a format of ours has its compiled kernels.
+            additional_config={"kvserving": {"kv_cache_dtype": "int8"}},
         )
         self._core: Any = self._llm.llm_engine.engine_core.engine_core
         self._changes = 0
@@ -61,6 +65,20 @@ class Engine:
         for layer in config.static_forward_context.values():
             page = layout_of(dtype).page(BLOCK_SIZE, layer.head_size)
             rows(page.v_codes, records(layer.kv_cache, page)).bitwise_xor_(0x55)
+
+    def spoil(self, spoiled: bool) -> None:
+        """Have the first key of each step and layer hold a NaN and a number that is too large."""
+        config = self._core.vllm_config.compilation_config
+        for layer in config.static_forward_context.values():
+            if spoiled:
+                layer.impl.do_kv_cache_update = partial(_spoiled, layer.impl.do_kv_cache_update)
+            else:
+                del layer.impl.do_kv_cache_update
+
+    def counted(self) -> dict[str, float]:
+        """What the runtime document counts."""
+        counters: dict[str, float] = self._core.kvserving_describe()["counters"]
+        return counters
 
     def run(self, prompts: list[list[int]], tokens: int, **parameters: Any) -> dict[str, list[Any]]:
         """Serve prompts at once; by prompt, the answers, their scores, and what was cached."""
@@ -88,6 +106,12 @@ class Engine:
         }
 
 
+def _spoiled(update: Any, layer: Any, key: Any, *arguments: Any) -> None:
+    key = key.clone()
+    key[0, 0, :2] = key.new_tensor([math.nan, -1e38])
+    update(layer, key, *arguments)
+
+
 def _logprobs(completion: Any) -> list[float]:
     pairs = zip(completion.logprobs, completion.token_ids, strict=True)
     return [row[token].logprob for row, token in pairs]
@@ -108,6 +132,12 @@ def circumstances(engine: Engine, dtype: str) -> dict[str, Any]:
     found["sampled_together"] = engine.run([LONG[:100]], 24, n=3, temperature=0.8, seed=SEEDS[0])
     alone = [engine.run([LONG[:100]], 24, temperature=0.8, seed=seed) for seed in SEEDS]
     found["sampled_alone"] = {"tokens": [[each["tokens"][0][0] for each in alone]]}
+    found["counted"] = {"before": [engine.counted()]}
+    engine.spoil(True)
+    engine.run([LONG[:BUDGET]], 4)
+    engine.spoil(False)
+    engine.forget()
+    found["counted"]["after"] = [engine.counted()]
     return found
 
 

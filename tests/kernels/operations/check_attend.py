@@ -53,7 +53,7 @@ def test_attention_is_dense_attention_on_the_stored_values(
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 31, 32, 33, 64])
-@pytest.mark.parametrize("implementation", [CPU, Implementation.REFERENCE])
+@pytest.mark.parametrize("implementation", [CPU, Implementation.TORCH, Implementation.REFERENCE])
 @every_format
 def test_lengths_around_the_edges_of_blocks_and_anchors(
     dtype: KVCacheDType, implementation: Implementation, length: int
@@ -131,7 +131,8 @@ def test_a_mixed_batch_equals_each_sequence_alone(
     for sequence in sequences:
         part = slice(start, start + sequence[0])
         alone = cache.attend(query[part], [sequence])
-        torch.testing.assert_close(together[part], alone, rtol=1e-5, atol=1e-6)
+        # What torch multiplies in one go it may add up in another order.
+        torch.testing.assert_close(together[part], alone, rtol=1e-4, atol=1e-5)
         start = part.stop
     assert (together[4] == 0).all()
 

@@ -1,14 +1,17 @@
 """Which implementation is chosen, and what is said of the others."""
 
 import logging
+from collections.abc import Iterator
 
 import pytest
 
 from kvserving_kernels.errors import NoImplementationError
 from kvserving_kernels.formats import layout_of
-from kvserving_kernels.ops.cpu import CPUOperations
+from kvserving_kernels.ops import numba_operations, registry
+from kvserving_kernels.ops.numba_operations import NumbaOperations
 from kvserving_kernels.ops.reference import ReferenceOperations
 from kvserving_kernels.ops.registry import Implementation, select
+from kvserving_kernels.ops.torch_operations import TorchOperations
 
 PAGE = layout_of("int4").page(64, 64)
 
@@ -18,12 +21,67 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
 
-def test_a_cpu_gets_the_cpu_implementation_and_a_reason(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.fixture
+def asked_again() -> Iterator[None]:
+    """Whether there are compiled kernels is asked once per process."""
+    registry.why_not_compiled.cache_clear()
+    yield
+    registry.why_not_compiled.cache_clear()
+
+
+def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [message for message in caplog.messages if message.startswith("KV operations")]
+
+
+def test_a_cpu_gets_the_compiled_implementation_and_a_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO)
-    assert isinstance(select(PAGE, "cpu"), CPUOperations)
-    refused, chosen = caplog.messages
+    assert isinstance(select(PAGE, "cpu"), NumbaOperations)
+    refused, chosen = _said(caplog)
     assert refused.startswith("KV operations for int4 not by triton: ")
     assert chosen == "KV operations for int4 on cpu: cpu"
+
+
+@pytest.mark.usefixtures("asked_again")
+def test_without_numba_torch_serves_and_the_reason_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(registry, "find_spec", lambda name: None)
+    assert isinstance(select(PAGE, "cpu"), TorchOperations)
+    assert _said(caplog)[1:] == [
+        "KV operations for int4 not by cpu: the package numba is not installed",
+        "KV operations for int4 on cpu: torch",
+    ]
+
+
+@pytest.mark.usefixtures("asked_again")
+def test_a_compiler_that_fails_does_not_stop_the_engine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> int:
+        raise OSError("no code can be mapped")
+
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(numba_operations, "prepare", fail)
+    assert isinstance(select(PAGE, "cpu"), TorchOperations)
+    reason = "its kernels cannot be compiled: OSError: no code can be mapped"
+    assert f"KV operations for int4 not by cpu: {reason}" in caplog.messages
+    with pytest.raises(NoImplementationError, match=reason):
+        select(PAGE, "cpu", Implementation.CPU)
+
+
+@pytest.mark.usefixtures("asked_again")
+def test_a_caller_that_cannot_wait_gets_torch_until_kernels_are_compiled(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    assert isinstance(select(PAGE, "cpu", may_compile=False), TorchOperations)
+    reason = "its kernels were not compiled when this process started"
+    assert f"KV operations for int4 not by cpu: {reason}" in caplog.messages
+    assert registry.why_not_compiled() is None
+    assert isinstance(select(PAGE, "cpu", may_compile=False), NumbaOperations)
 
 
 def test_the_reference_must_be_asked_for() -> None:
@@ -31,4 +89,5 @@ def test_the_reference_must_be_asked_for() -> None:
     with pytest.raises(NoImplementationError) as caught:
         select(PAGE, "meta")
     assert "cpu: it runs on CPUs only, and the pages are on meta" in str(caught.value)
+    assert "torch: it runs on CPUs only, and the pages are on meta" in str(caught.value)
     assert "triton: " in str(caught.value)

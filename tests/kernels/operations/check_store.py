@@ -14,7 +14,8 @@ from kvserving_kernels.ops.quantize import new_counters
 from kvserving_kernels.ops.registry import Implementation
 
 FORMATS = list(LAYOUTS)
-FAST = [Implementation.CPU, Implementation.TRITON]
+FAST = [Implementation.TORCH, Implementation.CPU, Implementation.TRITON]
+ON_CPU = [Implementation.TORCH, Implementation.CPU]
 REFERENCE = Implementation.REFERENCE
 
 every_format = pytest.mark.parametrize("dtype", FORMATS)
@@ -38,12 +39,12 @@ def test_bytes_are_those_of_the_reference(
 def test_larger_blocks_and_full_ones_have_the_bytes_of_the_reference(dtype: KVCacheDType) -> None:
     caches = [
         Cache.make(dtype, name, block_size=128, head_size=32, kv_heads=1)
-        for name in (REFERENCE, Implementation.CPU)
+        for name in (REFERENCE, *ON_CPU)
     ]
     key, value = tokens_of(caches[0], 150)
     for cache in caches:
         cache.store(key, value, [5, 2])
-    assert torch.equal(caches[0].pages, caches[1].pages)
+        assert torch.equal(caches[0].pages, cache.pages)
 
 
 @every_format
@@ -63,9 +64,7 @@ def test_codes_are_as_near_as_their_steps_allow(dtype: KVCacheDType) -> None:
 @pytest.mark.parametrize(
     ("implementation", "sizes"),
     [
-        *itertools.product(
-            [Implementation.CPU], [(1,) * 70, (3,) * 24, (16,) * 5, (33, 37), (40, 1, 1, 28)]
-        ),
+        *itertools.product(ON_CPU, [(1,) * 70, (3,) * 24, (16,) * 5, (33, 37), (40, 1, 1, 28)]),
         (Implementation.TRITON, (3, 2, 4)),
         (REFERENCE, (31, 5)),
     ],

@@ -24,7 +24,7 @@ def install(named: bool) -> None:
     from vllm.platforms import current_platform
     from vllm.v1.engine.core import EngineCore
 
-    from kvserving_kernels.plugin.adapters.v0_32 import core, probing, selection, waiting
+    from kvserving_kernels.plugin.adapters.v0_32 import core, probing, selection, waiting, warming
 
     if hasattr(EngineCore, "kvserving_describe"):
         return
@@ -34,6 +34,8 @@ def install(named: bool) -> None:
     EngineCore.kvserving_probe_advance = probing.advance
     EngineCore.kvserving_probe_end = probing.end
     selection.install(current_platform, guarded=named)
+    if current_platform.is_cpu():
+        warming.compile_before_models(current_platform)
     if named and current_platform.is_cpu() and len(os.sched_getaffinity(0)) <= FEW_PROCESSORS:
         waiting.sleep_at_once()
 

@@ -220,9 +220,20 @@ class KVFormatImpl(AttentionImpl):
         block_size = kv_cache.shape[2]
         if self._page is None or self._operations is None or self._page.block_size != block_size:
             self._page = self.layout.page(block_size, self.head_size)
-            self._operations = select(self._page, kv_cache.device)
-            self.counters = new_counters(kv_cache.device)
+            self._operations = select(self._page, kv_cache.device, may_compile=False)
+            self.counters = stored(kv_cache.device)
         return self._page, self._operations
+
+
+@cache
+def stored(device: torch.device) -> torch.Tensor:
+    """Counters [2] of all layers on a device since the worker started, whatever format it had."""
+    return new_counters(device)
+
+
+def stored_values(worker: Any) -> list[int]:
+    """In a worker: how many values were not finite, and how many were saturated."""
+    return [int(count) for count in stored(torch.device(worker.device)).tolist()]
 
 
 @cache

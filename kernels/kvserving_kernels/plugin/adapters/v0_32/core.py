@@ -56,6 +56,7 @@ class Engine:
 
     def __init__(self, core: Any) -> None:
         self._core = core
+        self._counters = Counters()
         if not hasattr(core.scheduler, "max_num_active_reqs"):
             raise UnsupportedEngineError(
                 f"the scheduler {type(core.scheduler).__name__} has no max_num_active_reqs: "
@@ -97,7 +98,13 @@ class Engine:
             cache = replace(cache, eviction=eviction)
         if cache != before:
             probing.drop(self._core, "the KV cache was changed while the probe ran")
-            switch_cache(self._core, cache)
+            counters = self._stored_values()
+            took = switch_cache(self._core, cache)
+            self._counters = replace(
+                counters,
+                switches=counters.switches + 1,
+                switch_seconds=round(counters.switch_seconds + took, 3),
+            )
 
     def state(self) -> EngineState:
         """Read the engine."""
@@ -122,8 +129,20 @@ class Engine:
                 prefix_caching=bool(config.cache_config.enable_prefix_caching),
                 dtype=self._model_dtype(),
             ),
-            counters=Counters(evicted_blocks=_evicted_blocks()),
+            counters=replace(self._stored_values(), evicted_blocks=_evicted_blocks()),
         )
+
+    def _stored_values(self) -> Counters:
+        """Counters with what workers counted while they stored values in formats of ours."""
+        if effective_dtype(self._core.vllm_config) in LAYOUTS:
+            from kvserving_kernels.plugin.adapters.v0_32.backend import stored_values
+
+            counts = self._core.model_executor.collective_rpc(stored_values)
+            nonfinite, saturated = map(sum, zip(*counts, strict=True))
+            self._counters = replace(
+                self._counters, nonfinite_values=nonfinite, saturated_values=saturated
+            )
+        return self._counters
 
     def _model_dtype(self) -> str:
         return torch_name(self._core.vllm_config.model_config.dtype)

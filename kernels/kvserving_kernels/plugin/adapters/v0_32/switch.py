@@ -46,8 +46,8 @@ def cache_of(vllm_config: Any) -> Cache:
     return Cache(effective_dtype(vllm_config), own_eviction(vllm_config))
 
 
-def switch_cache(core: Any, cache: Cache) -> None:
-    """Have another KV cache from the next step on.
+def switch_cache(core: Any, cache: Cache) -> float:
+    """Have another KV cache from the next step on; returns how long it took, in seconds.
 
     SwitchError where it failed and the old one is in force again.
     """
@@ -64,6 +64,7 @@ def switch_cache(core: Any, cache: Cache) -> None:
         raise SwitchError(f"{cache}: {error}; {before} is in force again") from error
     took = time.monotonic() - began
     logger.info("kvserving: switched from %s to %s in %.3f s", before, cache, took)
+    return took
 
 
 def _return_to(core: Any, cache: Cache) -> None:

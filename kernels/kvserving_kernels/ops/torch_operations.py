@@ -1,4 +1,4 @@
-"""Store and attend in vectorized torch: the implementation that serves on CPUs.
+"""Store and attend in vectorized torch: what a CPU takes where nothing can be compiled.
 
 Decode never forms keys or values. Scales and zero points are folded into scores and probabilities,
 so that a code is only unpacked and multiplied. Blocks of all sequences go through together, a
@@ -30,8 +30,8 @@ CHUNK_ELEMENTS: Final = 1 << 21
 """Codes unpacked at a time: 8 MiB of 32-bit floats. Fewer cost more calls than caches save."""
 
 
-class CPUOperations:
-    """The vectorized implementation."""
+class TorchOperations:
+    """The vectorized implementation; the prefill of the compiled one too."""
 
     def store(
         self,
@@ -93,7 +93,7 @@ class CPUOperations:
             start, end = batch.query_start[sequence : sequence + 2].tolist()
             length = lengths[sequence]
             used = batch.block_table[sequence, : -(-length // page.block_size)]
-            output[start:end] = _prefill(
+            output[start:end] = prefill(
                 page, queries[start:end], records.index_select(0, used), length, scale
             )
         return (rotate_back(output) if page.layout.v_rotated else output).to(query.dtype)
@@ -132,7 +132,7 @@ def _store_anchored(
         words_view[blocks[now], :, places[now]] = words
 
 
-def _prefill(
+def prefill(
     page: PageLayout, queries: torch.Tensor, records: torch.Tensor, length: int, scale: float
 ) -> torch.Tensor:
     """Attention of the last tokens [tokens, heads, channels] of one sequence."""
