@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -18,6 +19,7 @@ ENGINE_PYTHON = "KVSERVING_ENGINE_PYTHON"
 PLUGINS = "kvserving,kvserving_http"
 TOKEN = "s3cret"
 MODEL = "tiny"
+FAULTS = ROOT / "tests" / "kernels" / "faults"
 START_SECONDS = 900
 """Four processes that each import torch take long on two busy cores."""
 
@@ -55,6 +57,22 @@ class Engine:
             found.append(cores.pop())
             cores += children.get(found[-1], [])
         return found
+
+
+class Fault:
+    """Fails a step of the next switches."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def at(self, step: str, times: int = 1) -> None:
+        """Have the step fail so many times."""
+        self.file.write_text(f"{step} {times}")
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it has not failed yet."""
+        return self.file.exists()
 
 
 @pytest.fixture(scope="session")
@@ -121,6 +139,36 @@ def start_engine(
             process.wait()
 
     return start
+
+
+@pytest.fixture(scope="session")
+def fault(tmp_path_factory: pytest.TempPathFactory) -> Fault:
+    """Faults of the shared engine."""
+    return Fault(tmp_path_factory.mktemp("faults") / "fault")
+
+
+@pytest.fixture(scope="session")
+def shared_flags() -> tuple[str, ...]:
+    """Flags of the shared engine."""
+    return (
+        "--max-model-len", "2048", "--max-num-seqs", "32", "--max-num-batched-tokens", "1024",
+        "--kv-cache-memory-bytes", str(64 * 1024 * 1024), "--block-size", "64",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def shared_engine(
+    start_engine: Callable[..., object], shared_flags: tuple[str, ...], fault: Fault
+) -> Iterator[Engine]:
+    """One server for all tests that change its KV cache live; each leaves it as it began."""
+    server: Any = start_engine(
+        *shared_flags,
+        VLLM_PLUGINS=f"{PLUGINS},kvserving_faults",
+        PYTHONPATH=f"{ROOT / 'kernels'}:{FAULTS}",
+        KVSERVING_FAULT_FILE=str(fault.file),
+    )
+    with server as engine:
+        yield engine
 
 
 def _free_port() -> int:

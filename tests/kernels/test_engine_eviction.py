@@ -20,7 +20,6 @@ pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).parent / "eviction" / "in_process.py"
-FAULTS = ROOT / "tests" / "kernels" / "faults"
 RUNTIME = "/kvserving/v1/runtime"
 MODEL = "tiny"
 StartEngine = Callable[..., AbstractContextManager[Any]]
@@ -171,15 +170,18 @@ def test_without_eviction_everything_is_as_before(found: dict[str, Any]) -> None
 
 
 @pytest.fixture(scope="module")
-def engine(start_engine: StartEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    setting = json.dumps({"kvserving": {"eviction": EVICTION}})
-    with start_engine(
-        *FLAGS, "--additional-config", setting,
-        VLLM_PLUGINS="kvserving,kvserving_http,kvserving_faults",
-        PYTHONPATH=f"{ROOT / 'kernels'}:{FAULTS}",
-        KVSERVING_FAULT_FILE=str(tmp_path_factory.getbasetemp() / "fault"),
-    ) as engine:  # fmt: skip
-        yield engine
+def engine(shared_engine: Any) -> Iterator[Any]:
+    """The shared engine with eviction."""
+    for document in ({"eviction": EVICTION}, {"eviction": NONE, "kv_cache_dtype": "auto"}):
+        answer = httpx.patch(
+            shared_engine.url + RUNTIME,
+            headers=shared_engine.headers,
+            json={**document, "change_id": f"change-{time.monotonic_ns()}"},
+            timeout=60,
+        )
+        assert answer.status_code == 200, answer.text
+        if document["eviction"] == EVICTION:
+            yield shared_engine
 
 
 @pytest.fixture
@@ -218,8 +220,11 @@ async def stream(client: httpx.AsyncClient, seed: int, moved: list[int]) -> int:
     return moved[seed]
 
 
-async def test_an_engine_may_start_with_eviction(engine: Any, client: httpx.AsyncClient) -> None:
-    document = (await client.get(RUNTIME)).json()
+@pytest.mark.full
+def test_an_engine_may_start_with_eviction(start_engine: StartEngine) -> None:
+    setting = json.dumps({"kvserving": {"eviction": EVICTION}})
+    with start_engine(*FLAGS, "--additional-config", setting) as engine:
+        document = httpx.get(engine.url + RUNTIME, headers=engine.headers, timeout=60).json()
     assert document["effective"]["eviction"] == EVICTION
     assert document["effective"]["kv_cache_dtype"] == "bfloat16"
     assert document["envelope"]["eviction"] == {
@@ -290,12 +295,10 @@ async def test_metrics_tell_policy_and_freed_blocks(engine: Any, client: httpx.A
     assert engine.metrics()["kvserving:evicted_blocks_total"] == freed
 
 
-async def test_a_fault_puts_format_and_eviction_back(
-    client: httpx.AsyncClient, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+async def test_a_fault_puts_format_and_eviction_back(client: httpx.AsyncClient, fault: Any) -> None:
     before = (await client.get(RUNTIME)).json()
     fresh = await score(client)
-    (tmp_path_factory.getbasetemp() / "fault").write_text("manager 1")
+    fault.at("manager")
     answer = await change(client, kv_cache_dtype="int8", eviction=NONE, max_active_seqs=3)
     assert answer.status_code == 500
     message = answer.json()["error"]["message"]

@@ -91,6 +91,13 @@ def test_what_is_read_are_the_stored_codes(found: Found, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
+def test_an_engine_of_32_bits_has_probes_too(found: Found, dtype: str) -> None:
+    base, probed = found["auto"]["probed"]["live"], found[dtype]["probed"]
+    assert probed["auto"] == pytest.approx(base, abs=1e-5)
+    assert probed["live"] != pytest.approx(base, abs=1e-4)
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
 def test_values_that_no_format_holds_are_counted(found: Found, dtype: str) -> None:
     (before,), (after,) = found[dtype]["counted"]["before"], found[dtype]["counted"]["after"]
     # One of each kind in every layer and step: a prompt's and three more.

@@ -5,7 +5,7 @@ import json
 import math
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,9 @@ from kvserving_kernels.formats import layout_of
 pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parents[2]
-FAULTS = ROOT / "tests" / "kernels" / "faults"
 MODEL = "tiny"
 BLOCK_SIZE, HEAD_SIZE, KV_HEADS, LAYERS = 64, 32, 2, 4
 KV_BYTES = 64 * 1024 * 1024
-FLAGS = (
-    "--max-model-len", "1024", "--max-num-seqs", "32", "--max-num-batched-tokens", "1024",
-    "--kv-cache-memory-bytes", str(KV_BYTES), "--block-size", str(BLOCK_SIZE),
-)  # fmt: skip
 RUNTIME = "/kvserving/v1/runtime"
 OWN = ("int8", "k8v4", "int4", "int4_hadamard", "int2", "k2v4")
 TOKENS = 700
@@ -35,19 +30,8 @@ StartEngine = Callable[..., AbstractContextManager[Any]]
 
 
 @pytest.fixture(scope="module")
-def fault(tmp_path_factory: pytest.TempPathFactory) -> "Fault":
-    return Fault(tmp_path_factory.mktemp("faults") / "fault")
-
-
-@pytest.fixture(scope="module")
-def engine(start_engine: StartEngine, fault: "Fault") -> Iterator[Any]:
-    with start_engine(
-        *FLAGS,
-        VLLM_PLUGINS="kvserving,kvserving_http,kvserving_faults",
-        PYTHONPATH=f"{ROOT / 'kernels'}:{FAULTS}",
-        KVSERVING_FAULT_FILE=str(fault.file),
-    ) as engine:
-        yield engine
+def engine(shared_engine: Any) -> Any:
+    return shared_engine
 
 
 @pytest.fixture
@@ -75,22 +59,6 @@ async def score(client: httpx.AsyncClient, prompt: list[int] = PROMPT) -> float:
     rows = choice["prompt_logprobs"][1:]
     found = [row[str(token)]["logprob"] for row, token in zip(rows, prompt[1:], strict=True)]
     return math.fsum(found)
-
-
-class Fault:
-    """Fails a step of the next switches."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def at(self, step: str, times: int = 1) -> None:
-        """Have the step fail so many times."""
-        self.file.write_text(f"{step} {times}")
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether it has not failed yet."""
-        return self.file.exists()
 
 
 class Stream:
@@ -203,7 +171,7 @@ FULL = pytest.mark.full
     ],
 )
 async def test_a_fault_at_any_step_puts_the_old_format_back(
-    client: httpx.AsyncClient, fault: Fault, step: str
+    client: httpx.AsyncClient, fault: Any, step: str
 ) -> None:
     await switch(client, "int8")
     before, fresh = await runtime(client), await score(client)
@@ -247,12 +215,12 @@ async def test_requests_are_alike_alone_and_in_company_in_every_format(
 
 @pytest.mark.full
 async def test_a_format_may_be_set_at_start(
-    start_engine: StartEngine, client: httpx.AsyncClient
+    start_engine: StartEngine, shared_flags: tuple[str, ...], client: httpx.AsyncClient
 ) -> None:
     await switch(client, "int4")
     switched = await score(client)
     setting = json.dumps({"kvserving": {"kv_cache_dtype": "int4"}})
-    with start_engine(*FLAGS, "--additional-config", setting) as other:
+    with start_engine(*shared_flags, "--additional-config", setting) as other:
         async with httpx.AsyncClient(
             base_url=other.url, headers=other.headers, timeout=600
         ) as second:
@@ -280,11 +248,12 @@ def test_a_format_that_cannot_be_had_is_refused_at_start(
     engine_environment: dict[str, str],
     flags: tuple[str, ...],
     message: str,
+    shared_flags: tuple[str, ...],
 ) -> None:
     setting = json.dumps({"kvserving": {"kv_cache_dtype": "int4"}})
     command = [
         engine_python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tiny_model),
-        "--port", "0", "--enforce-eager", *FLAGS, "--additional-config", setting, *flags,
+        "--port", "0", "--enforce-eager", *shared_flags, "--additional-config", setting, *flags,
     ]  # fmt: skip
     run = subprocess.run(
         command, env=engine_environment, capture_output=True, text=True, timeout=900, check=False
@@ -293,8 +262,9 @@ def test_a_format_that_cannot_be_had_is_refused_at_start(
     assert message in (run.stdout + run.stderr).strip().splitlines()[-1]
 
 
+# The last one: the shared engine is gone afterwards.
 async def test_an_engine_that_lost_its_cache_ends_instead_of_answering(
-    engine: Any, client: httpx.AsyncClient, fault: Fault
+    engine: Any, client: httpx.AsyncClient, fault: Any
 ) -> None:
     fault.at("allocate", times=2)
     answer = await switch(client, "int4")

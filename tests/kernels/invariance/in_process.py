@@ -80,6 +80,16 @@ class Engine:
         counters: dict[str, float] = self._core.kvserving_describe()["counters"]
         return counters
 
+    def probe(self, token_ids: list[int], as_dtype: str | None = None) -> list[float]:
+        """Log-probabilities of tokens from the second on, by a probe."""
+        wanted = {} if as_dtype is None else {"as_dtype": as_dtype}
+        document = {"token_ids": token_ids, "form": "prefill", **wanted}
+        answer = self._core.kvserving_probe_begin("probe", document)
+        while answer["outcome"] == "Running":
+            answer = self._core.kvserving_probe_advance("probe")
+        logprobs: list[float] = answer["result"]["logprobs"][1:]
+        return logprobs
+
     def run(self, prompts: list[list[int]], tokens: int, **parameters: Any) -> dict[str, list[Any]]:
         """Serve prompts at once; by prompt, the answers, their scores, and what was cached."""
         sampling = SamplingParams(
@@ -132,6 +142,7 @@ def circumstances(engine: Engine, dtype: str) -> dict[str, Any]:
     found["sampled_together"] = engine.run([LONG[:100]], 24, n=3, temperature=0.8, seed=SEEDS[0])
     alone = [engine.run([LONG[:100]], 24, temperature=0.8, seed=seed) for seed in SEEDS]
     found["sampled_alone"] = {"tokens": [[each["tokens"][0][0] for each in alone]]}
+    found["probed"] = {"live": engine.probe(LONG), "auto": engine.probe(LONG, "auto")}
     found["counted"] = {"before": [engine.counted()]}
     engine.spoil(True)
     engine.run([LONG[:BUDGET]], 4)
@@ -157,6 +168,8 @@ def main(model: str, dtypes: list[str]) -> None:
     engine = Engine(model)
     serve = crowded if dtypes[:1] == ["crowd"] else circumstances
     found = {dtype: serve(engine, dtype) for dtype in dtypes if dtype != "crowd"}
+    engine.change(kv_cache_dtype="auto")
+    found["auto"] = {"probed": {"live": engine.probe(LONG)}}
     sys.stdout.write(json.dumps(found) + "\n")
 
 

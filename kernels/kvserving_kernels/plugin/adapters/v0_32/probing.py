@@ -125,7 +125,10 @@ class CoreProbeEngine:
             ("multimodal models are", model.is_multimodal_model),
             ("encoder-decoder models are", model.is_encoder_decoder),
             ("multi-dimensional positions (M-RoPE) are", model.uses_mrope),
-            (f"the KV format {live} is", live not in {*NATIVE, *LAYOUTS}),
+            (
+                f"the KV format {live} is",
+                live not in {*NATIVE, *LAYOUTS, torch_name(model.dtype)},
+            ),
         )
         return next((f"{what} not supported" for what, found in reasons if found), None)
 
