@@ -33,7 +33,7 @@ lint: $(STAMP) ## Formatting, lint, types, layers, generated files
 	$(BIN)/python -m kvserving_operator.api.docs --check
 
 unit: $(STAMP) ## Tests that need no cluster and no engine
-	$(BIN)/pytest -m "not cluster and not engine and not prometheus and not full"
+	$(BIN)/pytest -n 2 -m "not cluster and not engine and not prometheus and not full"
 
 e2e: up ## Tests on the real cluster with real engines and a real Prometheus
 	$(BIN)/python hack/testenv.py $(BIN)/pytest -v -rP --durations=15 -n 2 -m "(cluster or engine or prometheus) and not full"
