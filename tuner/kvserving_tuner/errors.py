@@ -9,6 +9,10 @@ class SettingsError(TunerError):
     """A setting or a stored state cannot be used."""
 
 
+class JudgeError(TunerError):
+    """Evidence or a bound cannot be used."""
+
+
 class RuntimeAPIError(TunerError):
     """An engine's runtime API did not do what was asked."""
 

@@ -1,0 +1,162 @@
+"""Verdicts: what a policy's bounds mean for what was measured."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvserving_tuner.errors import JudgeError
+from kvserving_tuner.judge import (
+    Cause,
+    Comparison,
+    Criterion,
+    HardStop,
+    Outcome,
+    Rules,
+    Split,
+    Trial,
+    goodput_loss,
+    judge,
+    likelihood,
+    loads_are_comparable,
+    relative_rise,
+    share_rise,
+    symmetric,
+    task,
+)
+from kvserving_tuner.judge.criteria import drop_percent
+
+SOURCE = random.Random(17)
+
+
+def seen(criterion: Criterion, numbers: Sequence[float]) -> Comparison:
+    return Comparison.start(criterion).add(numbers)
+
+
+def gauss(mean: float, deviation: float, count: int) -> list[float]:
+    return [SOURCE.gauss(mean, deviation) for _ in range(count)]
+
+
+GOOD = seen(likelihood("likelihood", 2), gauss(0.002, 0.01, 150))
+BAD = seen(likelihood("likelihood", 2), gauss(0.3, 0.1, 60))
+GAINED = seen(goodput_loss("goodput", 1), gauss(-0.2, 0.1, 100))
+CALM = seen(relative_rise("tpot", 10), gauss(0.0, 0.05, 100))
+TRIAL = Trial(quality={"likelihood": GOOD}, guards={"tpot": CALM}, gain=GAINED)
+
+
+def test_a_change_that_keeps_its_bounds_and_gains_is_promoted() -> None:
+    verdict = judge(TRIAL, Rules())
+    assert (verdict.outcome, verdict.cause) == (Outcome.PROMOTE, Cause.WITHIN_BOUNDS)
+    assert verdict.finding is not None
+    assert "goodput" in verdict.message
+
+
+def test_a_drop_in_quality_rolls_back_whatever_is_gained() -> None:
+    verdict = judge(replace(TRIAL, quality={"likelihood": BAD, "other": GOOD}), Rules())
+    assert (verdict.outcome, verdict.cause) == (Outcome.ROLL_BACK, Cause.QUALITY_DROP)
+    assert verdict.finding is not None
+    assert verdict.finding.percent == pytest.approx(35, abs=6)
+    assert "at most 2.00 % accepted" in verdict.message
+    assert "n = 60" in verdict.message
+
+
+def test_the_worst_stratum_decides() -> None:
+    strata = {"short": GOOD, "long": BAD}
+    verdict = judge(replace(TRIAL, quality=strata), Rules())
+    assert verdict.outcome is Outcome.ROLL_BACK
+
+
+def test_a_guard_rolls_back_alone() -> None:
+    slow = seen(relative_rise("tpot", 10), [symmetric(1.5, 1.0)] * 80)
+    verdict = judge(replace(TRIAL, guards={"tpot": slow}), Rules())
+    assert (verdict.outcome, verdict.cause) == (Outcome.ROLL_BACK, Cause.GUARD_VIOLATED)
+    assert verdict.finding is not None
+    assert verdict.finding.percent == pytest.approx(50)
+    assert verdict.finding.bound_percent == pytest.approx(10)
+
+
+def test_nothing_is_promoted_without_quality() -> None:
+    verdict = judge(replace(TRIAL, quality={}), Rules())
+    assert (verdict.outcome, verdict.cause) == (Outcome.INCONCLUSIVE, Cause.QUALITY_NOT_SHOWN)
+
+
+def test_nothing_is_promoted_without_a_gain() -> None:
+    same = seen(goodput_loss("goodput", 1), gauss(0.0, 0.1, 100))
+    verdict = judge(replace(TRIAL, gain=same), Rules())
+    assert (verdict.outcome, verdict.cause) == (Outcome.CONTINUE, Cause.NO_GAIN_SHOWN)
+    # A move for capacity may cost one percent.
+    cheap = seen(goodput_loss("goodput", 0.9), gauss(0.0, 0.05, 200))
+    assert judge(replace(TRIAL, gain=cheap), Rules()).outcome is Outcome.PROMOTE
+
+
+def test_few_samples_allow_no_verdict() -> None:
+    few = seen(likelihood("likelihood", 2), [0.24] * 29)
+    assert judge(replace(TRIAL, quality={"likelihood": few}), Rules()).outcome is Outcome.CONTINUE
+    more = few.add([0.24])
+    verdict = judge(replace(TRIAL, quality={"likelihood": more}), Rules())
+    assert verdict.outcome is Outcome.ROLL_BACK
+
+
+def test_what_is_open_at_the_end_stays_open() -> None:
+    edge = seen(likelihood("likelihood", 2), gauss(0.0198, 0.01, 60))
+    rules = Rules(max_samples=60)
+    verdict = judge(replace(TRIAL, quality={"likelihood": edge}), rules)
+    assert (verdict.outcome, verdict.cause) == (Outcome.INCONCLUSIVE, Cause.QUALITY_NOT_SHOWN)
+
+
+def test_one_broken_prompt_among_many_forbids_a_pass() -> None:
+    broken = GOOD.add([3.0])
+    verdict = judge(replace(TRIAL, quality={"likelihood": broken}), Rules())
+    assert verdict.outcome is Outcome.CONTINUE
+
+
+@pytest.mark.parametrize("stop", list(HardStop))
+def test_a_hard_stop_needs_no_statistics(stop: HardStop) -> None:
+    verdict = judge(replace(TRIAL, hard_stop=stop), Rules())
+    assert (verdict.outcome, verdict.cause) == (Outcome.ROLL_BACK, Cause.HARD_STOP)
+    assert stop.value in verdict.message
+
+
+def test_arms_with_the_wrong_shares_are_not_compared() -> None:
+    verdict = judge(replace(TRIAL, split=Split(200, 800, 0.05)), Rules())
+    assert (verdict.outcome, verdict.cause) == (Outcome.INCONCLUSIVE, Cause.SPLIT_MISMATCH)
+    assert "20.0 % of the requests instead of 5.0 %" in verdict.message
+    assert judge(replace(TRIAL, split=Split(50, 950, 0.05)), Rules()).outcome is Outcome.PROMOTE
+
+
+def test_bounds_are_what_policies_say() -> None:
+    assert drop_percent(likelihood("l", 2), likelihood("l", 2).bound) == pytest.approx(2)
+    assert drop_percent(task("t", 2), task("t", 2).bound) == pytest.approx(2)
+    rise = relative_rise("ttft", 10)
+    assert rise.bound == pytest.approx(symmetric(1.1, 1.0))
+    assert drop_percent(rise, rise.bound) == pytest.approx(10)
+    loss = goodput_loss("goodput", 0.99)
+    assert loss.bound == pytest.approx(symmetric(1.0, 0.99))
+    assert share_rise("errors", 0.001).bound == 0.001
+
+
+def test_relative_differences_do_not_favor_an_arm() -> None:
+    assert symmetric(3.0, 1.0) == -symmetric(1.0, 3.0) == 0.5
+    assert symmetric(0.0, 0.0) == 0.0
+    with pytest.raises(JudgeError, match="at least 0"):
+        symmetric(-1.0, 1.0)
+
+
+def test_loads_within_a_tenth_are_comparable() -> None:
+    assert loads_are_comparable(0.9, 1.0)
+    assert not loads_are_comparable(0.89, 1.0)
+    assert loads_are_comparable(0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"false_rollback": 0.0}, "false_rollback: expected a number between 0 and 1, got 0.0"),
+        ({"min_samples": 50, "max_samples": 40}, r"min_samples: expected 1 to max_samples \(40\)"),
+    ],
+)
+def test_rules_are_checked(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(JudgeError, match=message):
+        replace(Rules(), **change)

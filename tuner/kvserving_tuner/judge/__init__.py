@@ -1,0 +1,44 @@
+"""Whether a change may stay: tests that stay valid under continuous looking, and their verdict."""
+
+from kvserving_tuner.judge.comparison import Comparison, Finding
+from kvserving_tuner.judge.criteria import (
+    Criterion,
+    goodput_loss,
+    likelihood,
+    loads_are_comparable,
+    relative_rise,
+    share_rise,
+    symmetric,
+    task,
+)
+from kvserving_tuner.judge.verdict import (
+    Cause,
+    HardStop,
+    Outcome,
+    Rules,
+    Split,
+    Trial,
+    Verdict,
+    judge,
+)
+
+__all__ = [
+    "Cause",
+    "Comparison",
+    "Criterion",
+    "Finding",
+    "HardStop",
+    "Outcome",
+    "Rules",
+    "Split",
+    "Trial",
+    "Verdict",
+    "goodput_loss",
+    "judge",
+    "likelihood",
+    "loads_are_comparable",
+    "relative_rise",
+    "share_rise",
+    "symmetric",
+    "task",
+]
