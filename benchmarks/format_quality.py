@@ -74,7 +74,13 @@ class Engine:
 
         cuda = torch.cuda.is_available()
         more: dict[str, Any] = (
-            {"enable_trace_replay": True} if cuda else {"logits_processors": [_forcing()]}
+            {"enable_trace_replay": True}
+            if cuda
+            # A CPU's kernels are compiled where an engine starts in a format of ours.
+            else {
+                "logits_processors": [_forcing()],
+                "additional_config": {"kvserving": {"kv_cache_dtype": "int8"}},
+            }
         )
         self._forced_by_engine = cuda
         self._llm = LLM(

@@ -132,6 +132,7 @@ def test_in_ten_quiet_minutes_the_cap_hardly_moves(
     assert [] == storm.failures
 
 
+@pytest.mark.full
 def test_in_a_calm_window_with_waiting_sequences_the_cap_is_raised_again(
     kube: Kube, serving: str, storm: ChatLoad
 ) -> None:
