@@ -36,7 +36,7 @@ unit: $(STAMP) ## Tests that need no cluster and no engine
 	$(BIN)/pytest -n 2 -m "not cluster and not engine and not prometheus and not full"
 
 e2e: up ## Tests on the real cluster with real engines and a real Prometheus
-	$(BIN)/python hack/testenv.py $(BIN)/pytest -v -rP --durations=15 -n 2 -m "(cluster or engine or prometheus) and not full"
+	$(BIN)/python hack/testenv.py $(BIN)/pytest -v -rP --durations=15 -n 3 -m "(cluster or engine or prometheus) and not full"
 
 up: $(STAMP) ## Bring up the local cluster and load images and models (KUBECONFIG_EXTERNAL uses another one)
 	$(LOCALCLUSTER) up

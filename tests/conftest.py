@@ -1,21 +1,25 @@
-"""Two lanes for `pytest -n 2`.
+"""Lanes for `pytest -n`: what each worker runs.
 
 The cluster's tests mostly wait for pods; the engines that other tests start themselves fill that
-time. Within a lane the order is that of a single process.
+time, and so do tests that only compute. Within a lane the order is that of a single process.
 """
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-MACHINE = ("tests/kernels/", "tests/tuner/")
-"""Tests that start processes of their own; all others of the end-to-end run need the cluster."""
+LANES = (
+    ("computing", ("tests/kernels/test_operations.py", "tests/tuner/")),
+    ("engines", ("tests/kernels/",)),
+    ("cluster", ("",)),
+)
+"""By the start of a test's name; the first that fits."""
 
 
 class Lanes(LoadScopeScheduling):  # type: ignore[misc]
     """Gives each lane to one worker."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "machine" if nodeid.startswith(MACHINE) else "cluster"
+        return next(lane for lane, starts in LANES if nodeid.startswith(starts))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Lanes:
