@@ -70,7 +70,7 @@ def _unbatched(spec: "EngineSpec") -> bool:
     )
 
 
-def _holds_a_block(quantity: str) -> bool:
+def _is_a_mebibyte(quantity: str) -> bool:
     return quantity_value(quantity) >= 1 << 20
 
 
@@ -164,7 +164,7 @@ class EngineSpec(ApiModel):
                 Rule(
                     cel="isQuantity(string(self))"
                     " && quantity(string(self)).compareTo(quantity('1Mi')) >= 0",
-                    holds=_holds_a_block,
+                    holds=_is_a_mebibyte,
                     message="expected a quantity of at least 1Mi such as 512Mi or 40Gi,"
                     ' got "{self}"',
                 )
