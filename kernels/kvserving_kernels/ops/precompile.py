@@ -15,12 +15,13 @@ CACHE_FOLDER: Final = "NUMBA_CACHE_DIR"
 
 
 def machine() -> str:
-    """What machine code depends on: the compiler, the processor and its features."""
+    """What machine code depends on: compiler, processor, and where the source lies."""
     import numba
     from llvmlite import binding
 
     features = binding.get_host_cpu_features().flatten()
-    return f"numba {numba.__version__}, {binding.get_host_cpu_name()}, {features}"
+    source = Path(__file__).parent
+    return f"numba {numba.__version__}, {binding.get_host_cpu_name()}, {features}, {source}"
 
 
 def main(folder: Path) -> None:
