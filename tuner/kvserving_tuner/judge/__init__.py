@@ -1,5 +1,7 @@
 """Whether a change may stay: tests that stay valid under continuous looking, and their verdict."""
 
+from kvserving_tuner.judge.blocks import block_means, block_seconds
+from kvserving_tuner.judge.calibration import Calibration
 from kvserving_tuner.judge.comparison import Comparison, Finding
 from kvserving_tuner.judge.criteria import (
     Criterion,
@@ -23,6 +25,7 @@ from kvserving_tuner.judge.verdict import (
 )
 
 __all__ = [
+    "Calibration",
     "Cause",
     "Comparison",
     "Criterion",
@@ -33,6 +36,8 @@ __all__ = [
     "Split",
     "Trial",
     "Verdict",
+    "block_means",
+    "block_seconds",
     "goodput_loss",
     "judge",
     "likelihood",
