@@ -32,8 +32,9 @@ def main(folder: Path) -> None:
 
     for module in (numba_attend, numba_store):
         # Numba compares the time of the last change, and layers of an image keep whole seconds.
-        seconds = int(os.stat(module.__file__).st_mtime)
-        os.utime(module.__file__, (seconds, seconds))
+        source = str(module.__file__)
+        seconds = int(os.stat(source).st_mtime)
+        os.utime(source, (seconds, seconds))
     for together in (False, True):
         numba_attend.attend_kernel(together)
         numba_store.store_kernel(together)

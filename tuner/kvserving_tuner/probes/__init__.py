@@ -1,0 +1,1 @@
+"""What a KV cache must not break, measured on the engine itself."""
