@@ -13,9 +13,9 @@ from kvserving_kernels.plugin.adapters.v0_32.warming import take_over
 PROGRAM = """
 import os, sys
 from pathlib import Path
+os.environ["NUMBA_CACHE_DIR"] = sys.argv[2]
 from kvserving_kernels.plugin.adapters.v0_32.warming import take_over
 assert take_over(Path(sys.argv[1]), Path(sys.argv[2]))
-os.environ["NUMBA_CACHE_DIR"] = sys.argv[2]
 from kvserving_kernels.ops.numba_attend import attend_kernel
 from kvserving_kernels.ops.numba_store import store_kernel
 for kernel in (attend_kernel, store_kernel):
