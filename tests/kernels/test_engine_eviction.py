@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from harness import runtime
 from kvserving_kernels.eviction import StreamingLLM
 
 pytestmark = pytest.mark.engine
@@ -194,7 +195,7 @@ async def client(engine: Any) -> Any:
 
 async def change(client: httpx.AsyncClient, **values: object) -> httpx.Response:
     document = {**values, "change_id": f"change-{time.monotonic_ns()}"}
-    return await client.patch(RUNTIME, json=document)
+    return await runtime.change(client, document)
 
 
 async def score(client: httpx.AsyncClient) -> float:

@@ -11,6 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from harness import runtime
+
 pytestmark = pytest.mark.engine
 
 MODEL = "tiny"
@@ -69,7 +71,7 @@ def mean(logprobs: Sequence[float | None]) -> float:
 
 async def switch(client: httpx.AsyncClient, dtype: str) -> None:
     document = {"kv_cache_dtype": dtype, "change_id": f"{dtype}-{time.monotonic_ns()}"}
-    answer = await client.patch(RUNTIME, json=document)
+    answer = await runtime.change(client, document)
     assert answer.status_code == 200, answer.text
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from harness.runtime import change
 from kvserving_kernels.formats import layout_of
 
 pytestmark = pytest.mark.engine
@@ -44,7 +45,7 @@ async def client(engine: Any) -> Any:
 
 async def switch(client: httpx.AsyncClient, dtype: str) -> httpx.Response:
     document = {"kv_cache_dtype": dtype, "change_id": f"{dtype}-{time.monotonic_ns()}"}
-    return await client.patch(RUNTIME, json=document)
+    return await change(client, document)
 
 
 async def runtime(client: httpx.AsyncClient) -> dict[str, Any]:
@@ -267,6 +268,7 @@ async def test_an_engine_that_lost_its_cache_ends_instead_of_answering(
     engine: Any, client: httpx.AsyncClient, fault: Any
 ) -> None:
     fault.at("allocate", times=2)
-    answer = await switch(client, "int4")
+    document = {"kv_cache_dtype": "int4", "change_id": "lost"}
+    answer = await client.patch(RUNTIME, json=document)
     assert answer.status_code in (500, 503)
     assert await asyncio.to_thread(engine.process.wait, 300) is not None
