@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -169,6 +169,21 @@ def shared_engine(
     )
     with server as engine:
         yield engine
+
+
+@pytest.fixture(scope="module")
+def engine(shared_engine: Engine) -> Engine:
+    """The engine that a module's tests ask; those with one of their own say so."""
+    return shared_engine
+
+
+@pytest.fixture
+async def client(engine: Engine) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of that engine, with its token."""
+    async with httpx.AsyncClient(
+        base_url=engine.url, headers=engine.headers, timeout=900
+    ) as client:
+        yield client
 
 
 def _free_port() -> int:

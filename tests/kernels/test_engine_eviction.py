@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -173,24 +174,23 @@ def test_without_eviction_everything_is_as_before(found: dict[str, Any]) -> None
 @pytest.fixture(scope="module")
 def engine(shared_engine: Any) -> Iterator[Any]:
     """The shared engine with eviction."""
-    for document in ({"eviction": EVICTION}, {"eviction": NONE, "kv_cache_dtype": "auto"}):
-        answer = httpx.patch(
-            shared_engine.url + RUNTIME,
-            headers=shared_engine.headers,
-            json={**document, "change_id": f"change-{time.monotonic_ns()}"},
-            timeout=60,
-        )
-        assert answer.status_code == 200, answer.text
-        if document["eviction"] == EVICTION:
-            yield shared_engine
+    patiently(shared_engine, eviction=EVICTION)
+    yield shared_engine
+    patiently(shared_engine, eviction=NONE, kv_cache_dtype="auto")
 
 
-@pytest.fixture
-async def client(engine: Any) -> Any:
-    async with httpx.AsyncClient(
-        base_url=engine.url, headers=engine.headers, timeout=600
-    ) as client:
-        yield client
+def patiently(engine: Any, **values: object) -> None:
+    """Change settings from outside of any test's event loop."""
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(
+            base_url=engine.url, headers=engine.headers, timeout=600
+        ) as client:
+            return await change(client, **values)
+
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(asyncio.run, ask()).result()
+    assert answer.status_code == 200, answer.text
 
 
 async def change(client: httpx.AsyncClient, **values: object) -> httpx.Response:

@@ -32,19 +32,6 @@ def tokens(count: int, seed: int = 0) -> list[int]:
 IDS = tokens(300)
 
 
-@pytest.fixture(scope="module")
-def engine(shared_engine: Any) -> Any:
-    return shared_engine
-
-
-@pytest.fixture
-async def client(engine: Any) -> Any:
-    async with httpx.AsyncClient(
-        base_url=engine.url, headers=engine.headers, timeout=900
-    ) as client:
-        yield client
-
-
 async def ask(client: httpx.AsyncClient, **more: object) -> httpx.Response:
     return await client.post(PROBE, json={"token_ids": IDS, "form": "prefill", **more})
 

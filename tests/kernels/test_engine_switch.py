@@ -30,19 +30,6 @@ PROMPT = [(7 * place * place + 3 * place) % 900 + 5 for place in range(300)]
 StartEngine = Callable[..., AbstractContextManager[Any]]
 
 
-@pytest.fixture(scope="module")
-def engine(shared_engine: Any) -> Any:
-    return shared_engine
-
-
-@pytest.fixture
-async def client(engine: Any) -> Any:
-    async with httpx.AsyncClient(
-        base_url=engine.url, headers=engine.headers, timeout=600
-    ) as client:
-        yield client
-
-
 async def switch(client: httpx.AsyncClient, dtype: str) -> httpx.Response:
     document = {"kv_cache_dtype": dtype, "change_id": f"{dtype}-{time.monotonic_ns()}"}
     return await change(client, document)

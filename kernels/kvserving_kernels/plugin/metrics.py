@@ -12,6 +12,15 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 # With several API servers, the one that saw the newest change knows best.
 _MODE: Final[Literal["mostrecent"]] = "mostrecent"
 
+COUNTED: Final = {
+    "evicted_blocks": "Blocks of the KV cache freed while their requests went on.",
+    "nonfinite_values": "Keys and values that were NaN or infinite when they were stored.",
+    "saturated_values": "Keys and values too large for a format, stored as the largest it has.",
+    "switches": "Live changes of the KV cache's format or eviction that were carried out.",
+    "switch_seconds": "Time that these took, in seconds, during which no token was computed.",
+}
+"""Counters of the runtime document, and what they mean."""
+
 
 class RuntimeMetrics:
     """Gauges follow the runtime document; counters count changes and readiness completions."""
@@ -36,37 +45,9 @@ class RuntimeMetrics:
             ("knob", "result"),
             registry=registry,
         )
-        self._evicted = Counter(
-            "kvserving:evicted_blocks",
-            "Blocks of the KV cache freed while their requests went on.",
-            registry=registry,
-        )
-        self._nonfinite = Counter(
-            "kvserving:nonfinite_values",
-            "Keys and values that were NaN or infinite when they were stored.",
-            registry=registry,
-        )
-        self._saturated = Counter(
-            "kvserving:saturated_values",
-            "Keys and values too large for a format, stored as the largest it has.",
-            registry=registry,
-        )
-        self._switches = Counter(
-            "kvserving:switches",
-            "Live changes of the KV cache's format or eviction that were carried out.",
-            registry=registry,
-        )
-        self._switch_seconds = Counter(
-            "kvserving:switch_seconds",
-            "Time that these changes took, in seconds, during which no token was computed.",
-            registry=registry,
-        )
         self._counted = {
-            "evicted_blocks": self._evicted,
-            "nonfinite_values": self._nonfinite,
-            "saturated_values": self._saturated,
-            "switches": self._switches,
-            "switch_seconds": self._switch_seconds,
+            name: Counter(f"kvserving:{name}", meaning, registry=registry)
+            for name, meaning in COUNTED.items()
         }
         self._before = dict.fromkeys(self._counted, 0.0)
         self._completions = Counter(

@@ -131,8 +131,9 @@ def test_a_mixed_batch_equals_each_sequence_alone(
     for sequence in sequences:
         part = slice(start, start + sequence[0])
         alone = cache.attend(query[part], [sequence])
-        # What torch multiplies in one go it may add up in another order.
-        torch.testing.assert_close(together[part], alone, rtol=1e-4, atol=1e-5)
+        # A product that rotates a whole batch adds up in an order that depends on its size.
+        slack = 10 if cache.page.layout.k_rotated else 1
+        torch.testing.assert_close(together[part], alone, rtol=slack * 1e-5, atol=slack * 1e-6)
         start = part.stop
     assert (together[4] == 0).all()
 

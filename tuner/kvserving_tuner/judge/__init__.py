@@ -1,7 +1,7 @@
 """Whether a change may stay: tests that stay valid under continuous looking, and their verdict."""
 
 from kvserving_tuner.judge.blocks import block_means, block_seconds
-from kvserving_tuner.judge.calibration import Calibration
+from kvserving_tuner.judge.calibration import arms_differ, calibration
 from kvserving_tuner.judge.comparison import Comparison, Finding
 from kvserving_tuner.judge.criteria import (
     Criterion,
@@ -25,7 +25,6 @@ from kvserving_tuner.judge.verdict import (
 )
 
 __all__ = [
-    "Calibration",
     "Cause",
     "Comparison",
     "Criterion",
@@ -36,8 +35,10 @@ __all__ = [
     "Split",
     "Trial",
     "Verdict",
+    "arms_differ",
     "block_means",
     "block_seconds",
+    "calibration",
     "goodput_loss",
     "judge",
     "likelihood",
