@@ -30,7 +30,7 @@ def replace_process(layout: Layout, store: ImageStore, name: str, argv: Sequence
     lower, root = layout.image_index / f"{name}-lower", layout.image_index / f"{name}-root"
     for folder in (lower, root):
         folder.mkdir(parents=True, exist_ok=True)
-    mount = snapshots.view(f"kvserving-exec-{name}", layers, lower)
+    mount = snapshots.view(layers, lower)
     script = enter_script(mount, str(lower), str(root), str(layout.repository))
     environment = {**os.environ, "PATH": recipe.env.get("PATH", CONTAINER_PATH)}
     unshare = ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-euc", script, "sh"]

@@ -6,6 +6,7 @@ layer's digest therefore says how the layer was made instead of what its archive
 registry gets its images from `docker build` with the same Dockerfiles.
 """
 
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from localcluster.store import ImageStore
 ROOT_LABEL = "containerd.io/gc.root"
 # Marks layers being made, apart from the snapshots of containers.
 BUILD_PREFIX = "kvserving-build-"
+VIEW_PREFIX = "kvserving-view-"
 
 
 def layer_digest(key: str) -> str:
@@ -40,14 +42,15 @@ class SnapshotStore:
         self._store.ctr("snapshots", "prepare", f"{BUILD_PREFIX}{key}", *parent)
         return self._store.ctr("snapshots", "mounts", str(target), f"{BUILD_PREFIX}{key}").strip()
 
-    def view(self, key: str, layers: Sequence[str], target: Path) -> str:
-        """Give the mount command that shows a stack of layers, read-only, at a folder."""
-        parent = chain_id(layers)
-        if self._has(key) and parent not in self._store.ctr("snapshots", "info", key):
-            self.discard(key)
-        if not self._has(key):
-            self._store.ctr("snapshots", "view", key, parent)
-        return self._store.ctr("snapshots", "mounts", str(target), key).strip()
+    def view(self, layers: Sequence[str], target: Path) -> str:
+        """Give the mount command that shows a stack of layers, read-only, at a folder.
+
+        The command names folders of the layers alone, so it outlasts the view's own record, which
+        containerd's garbage collector may take at any moment.
+        """
+        key = f"{VIEW_PREFIX}{uuid.uuid4()}"
+        words = ("snapshots", "view", "--target", str(target), key, chain_id(layers))
+        return self._store.ctr(*words).strip()
 
     def discard(self, key: str) -> None:
         """Forget a layer that was begun; nothing to do when there is none."""
