@@ -129,6 +129,7 @@ def test_the_document_has_the_shape_that_clients_know(controller: RuntimeControl
             "saturated_values": 0,
             "switches": 0,
             "switch_seconds": 0.0,
+            "jit_compiles": 0,
         },
         "last_change": None,
     }

@@ -141,6 +141,8 @@ async def test_formats_switch_while_requests_stream_and_none_is_lost(
     counters = (await runtime(client))["counters"]
     assert counters["switches"] >= 7
     assert counters["switch_seconds"] > 0
+    # Neither a switch nor a request waits for a compiler.
+    assert counters["jit_compiles"] == 0
     metrics = await asyncio.to_thread(engine.metrics)
     assert metrics["kvserving:switches_total"] == counters["switches"]
 

@@ -78,6 +78,8 @@ class Counters:
     """Live changes of the KV cache's format or eviction that were carried out."""
     switch_seconds: float = 0.0
     """Time that these took."""
+    jit_compiles: int = 0
+    """Kernels that were compiled since the engine could be asked, while requests may wait."""
 
 
 @dataclass(frozen=True)

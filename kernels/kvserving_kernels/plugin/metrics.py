@@ -17,6 +17,7 @@ COUNTED: Final = {
     "nonfinite_values": "Keys and values that were NaN or infinite when they were stored.",
     "saturated_values": "Keys and values too large for a format, stored as the largest it has.",
     "switches": "Live changes of the KV cache's format or eviction that were carried out.",
+    "jit_compiles": "Kernels that were compiled since the engine could be asked.",
     "switch_seconds": "Time that these took, in seconds, during which no token was computed.",
 }
 """Counters of the runtime document, and what they mean."""

@@ -9,6 +9,7 @@ from numba.core.caching import CompileResultCacheImpl
 
 from kernelkit import Cache, attention, random_tokens, tokens_of
 from kvserving_kernels.formats import LAYOUTS, KVCacheDType
+from kvserving_kernels.ops.compiles import start
 from kvserving_kernels.ops.numba_operations import NumbaOperations
 from kvserving_kernels.ops.numba_plan import compiled
 from kvserving_kernels.ops.registry import Implementation
@@ -34,6 +35,15 @@ def test_several_threads_store_and_read_what_one_does(dtype: KVCacheDType) -> No
         # The kernel of one thread is compiled apart, and may add up in another order.
         torch.testing.assert_close(outputs[0][1], output)
     assert torch.equal(outputs[1][1], outputs[2][1])
+
+
+def test_a_kernel_that_is_compiled_late_is_counted() -> None:
+    compiles = start()
+    before = compiles.count
+    late = numba.njit(lambda number: number + 1)
+    assert [late(1), late(2)] == [2, 3]
+    assert compiles.count == before + 1
+    assert start() is compiles
 
 
 @every_format

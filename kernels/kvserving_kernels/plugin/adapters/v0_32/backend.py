@@ -19,6 +19,7 @@ from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheLayout
 
 from kvserving_kernels.formats import LAYOUTS, KVCacheDType, KVLayout, PageLayout
 from kvserving_kernels.formats.layout import HEAD_SIZES
+from kvserving_kernels.ops import compiles
 from kvserving_kernels.ops.pages import Batch
 from kvserving_kernels.ops.quantize import new_counters
 from kvserving_kernels.ops.registry import Operations, select
@@ -231,9 +232,16 @@ def stored(device: torch.device) -> torch.Tensor:
     return new_counters(device)
 
 
-def stored_values(worker: Any) -> list[int]:
-    """In a worker: how many values were not finite, and how many were saturated."""
-    return [int(count) for count in stored(torch.device(worker.device)).tolist()]
+def counted(worker: Any) -> list[int]:
+    """In a worker: values that were not finite, values that were saturated, kernels compiled.
+
+    The first call begins to count the last.
+    """
+    values = [0, 0]
+    # On a GPU reading a count waits for what runs there, so nothing is asked that cannot be.
+    if stored.cache_info().currsize:
+        values = [int(count) for count in stored(torch.device(worker.device)).tolist()]
+    return [*values, compiles.start().count]
 
 
 @cache

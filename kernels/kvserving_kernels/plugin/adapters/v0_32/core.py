@@ -57,6 +57,7 @@ class Engine:
     def __init__(self, core: Any) -> None:
         self._core = core
         self._counters = Counters()
+        self._count()
         if not hasattr(core.scheduler, "max_num_active_reqs"):
             raise UnsupportedEngineError(
                 f"the scheduler {type(core.scheduler).__name__} has no max_num_active_reqs: "
@@ -98,7 +99,7 @@ class Engine:
             cache = replace(cache, eviction=eviction)
         if cache != before:
             probing.drop(self._core, "the KV cache was changed while the probe ran")
-            counters = self._stored_values()
+            counters = self._count()
             took = switch_cache(self._core, cache)
             self._counters = replace(
                 counters,
@@ -129,19 +130,21 @@ class Engine:
                 prefix_caching=bool(config.cache_config.enable_prefix_caching),
                 dtype=self._model_dtype(),
             ),
-            counters=replace(self._stored_values(), evicted_blocks=_evicted_blocks()),
+            counters=replace(self._count(), evicted_blocks=_evicted_blocks()),
         )
 
-    def _stored_values(self) -> Counters:
-        """Counters with what workers counted while they stored values in formats of ours."""
-        if effective_dtype(self._core.vllm_config) in LAYOUTS:
-            from kvserving_kernels.plugin.adapters.v0_32.backend import stored_values
+    def _count(self) -> Counters:
+        """Counters with what workers counted."""
+        from kvserving_kernels.plugin.adapters.v0_32.backend import counted
 
-            counts = self._core.model_executor.collective_rpc(stored_values)
-            nonfinite, saturated = map(sum, zip(*counts, strict=True))
-            self._counters = replace(
-                self._counters, nonfinite_values=nonfinite, saturated_values=saturated
-            )
+        counts = self._core.model_executor.collective_rpc(counted)
+        nonfinite, saturated, compiles = map(sum, zip(*counts, strict=True))
+        self._counters = replace(
+            self._counters,
+            nonfinite_values=nonfinite,
+            saturated_values=saturated,
+            jit_compiles=compiles,
+        )
         return self._counters
 
     def _model_dtype(self) -> str:
