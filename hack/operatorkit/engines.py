@@ -13,7 +13,7 @@ class Engines:
     def __init__(self) -> None:
         self.caps: dict[str, int] = {}
         self.dtypes: dict[str, str] = {}
-        self.offers: tuple[str, ...] = ("auto", "bfloat16", "int8", "int4")
+        self.offers: tuple[str, ...] = ("auto", "bfloat16", "int8", "int4", "int2")
         self.evictions: dict[str, dict[str, Any]] = {}
         self.failing: dict[str, str] = {}
         """What engines that cannot switch say, by address."""
@@ -25,6 +25,10 @@ class Engines:
         self.refusing: set[str] = set()
         self.tokens: set[str] = set()
         self.patches: list[tuple[str, dict[str, Any]]] = []
+        self.worse: dict[str, float] = {"int8": 0.001, "int4": 0.03, "int2": 0.4}
+        """Nats per token by which a prompt is less likely in a format than in 16 bits."""
+        self.probe_error: httpx.Response | None = None
+        self.finished = 9
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         """Answer one request; refuse the connection of an engine that is down."""
@@ -32,8 +36,13 @@ class Engines:
         if host in self.down or host not in self.caps:
             raise httpx.ConnectError("connection refused", request=request)
         if request.url.path == "/metrics":
-            return httpx.Response(200, text=exposition(self.running, self.preemptions))
+            text = exposition(self.running, self.preemptions, self.finished)
+            return httpx.Response(200, text=text)
+        if request.url.path == "/tokenize":
+            return httpx.Response(200, json={"tokens": list(range(400))})
         self.tokens.add(request.headers.get("Authorization", ""))
+        if request.url.path.endswith("/probe"):
+            return self.probe_error or self._probe(host, json.loads(request.content))
         if request.method == "PATCH":
             body = json.loads(request.content)
             self.patches.append((host, body))
@@ -51,6 +60,12 @@ class Engines:
                 self.evictions[host] = body["eviction"]
         return httpx.Response(200, json=self._document(host))
 
+    def _probe(self, host: str, body: dict[str, Any]) -> httpx.Response:
+        dtype = body.get("as_dtype") or self.dtypes.get(host, "bfloat16")
+        skip, count = body["skip"], len(body["token_ids"])
+        logprobs = [None] * skip + [-2.0 - self.worse.get(dtype, 0.0)] * (count - skip)
+        return httpx.Response(200, json={"logprobs": logprobs, "dtype": dtype})
+
     def _document(self, host: str) -> dict[str, Any]:
         dtype = self.dtypes.get(host, "bfloat16")
         document = runtime_document(self.caps[host], dtype, self.offers)
@@ -63,7 +78,7 @@ class Engines:
         return document
 
 
-def exposition(running: int, preemptions: int) -> str:
+def exposition(running: int, preemptions: int, finished: int = 9) -> str:
     """Metrics of an engine in vLLM's names."""
     labels = '{engine="0",model_name="tiny"}'
     values = {
@@ -79,7 +94,8 @@ def exposition(running: int, preemptions: int) -> str:
     }
     lines = [f"{name}{labels} {value}" for name, value in values.items()]
     lines.append(
-        'vllm:request_success_total{engine="0",finished_reason="stop",model_name="tiny"} 9'
+        'vllm:request_success_total{engine="0",finished_reason="stop",model_name="tiny"}'
+        f" {finished}"
     )
     lines.append('vllm:cache_config_info{block_size="128",engine="0",num_gpu_blocks="64"} 1')
     return "\n".join(lines) + "\n"

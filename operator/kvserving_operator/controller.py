@@ -14,12 +14,13 @@ from kvserving_operator.errors import ApiRejected
 from kvserving_operator.executor import Announcer, Executor, StatusWriter
 from kvserving_operator.facts import Facts
 from kvserving_operator.fence import FencedCluster
+from kvserving_operator.groups import grouped
 from kvserving_operator.kinds import Kind, Object
 from kvserving_operator.live import Refusal
 from kvserving_operator.memory import recall
 from kvserving_operator.metrics import OperatorMetrics
 from kvserving_operator.observe import PodView, check_view, is_check, pod_view
-from kvserving_operator.promoted import Needs, cap_of, gates
+from kvserving_operator.promoted import KNOB, Needs, cap_of, gates
 from kvserving_operator.render.names import RETRY_ANNOTATION, SERVING_LABEL, ServingRef
 from kvserving_operator.reporting import (
     audit,
@@ -35,10 +36,16 @@ from kvserving_operator.settings import Settings
 from kvserving_operator.situation import Situation
 from kvserving_operator.status import build_status, invalid_status, parse_status
 from kvserving_operator.switching import Request, Switched, Switcher
+from kvserving_operator.trials.probing import Probing
+from kvserving_operator.trials.record import Trials
+from kvserving_operator.trials.report import events
+from kvserving_operator.trials.runner import Policy, TrialRunner, read_policy
+from kvserving_operator.trials.turn import Outcome
 from kvserving_operator.tuning import Judge, ServingTuner, Turn, new_basis
 from kvserving_tuner.audit import audit_line
 from kvserving_tuner.decision import Reason
 from kvserving_tuner.loop import decide
+from kvserving_tuner.probes.client import ProbeClient
 from kvserving_tuner.runtime_client import RuntimeClient
 from kvserving_tuner.state import TunerState
 
@@ -99,6 +106,7 @@ class Controller:
         session = self._sessions.pop((namespace, name), None)
         if session is not None:
             session.tuner.forget()
+            session.trials.forget()
             self._metrics.forget(namespace, name)
         self._metrics.servings.set(len(self._sessions))
 
@@ -134,6 +142,8 @@ class Controller:
                 facts.ref.namespace, facts.ref.name, decision.action.value, decision.reason.value
             ).inc()
         announced = switch_events(facts.switched)
+        if facts.trial is not None:
+            announced += events(facts.trial.before, facts.trial.record)
         for announcement in (
             *announced,
             *trouble(before, status, (*facts.step.actions, *announced)),
@@ -172,6 +182,8 @@ class Controller:
             problem = str(error)
             logger.error("%s/%s: %s", ref.namespace, ref.name, error)
         turn = await self._tune(session, ref, serving, pods, step, writer)
+        policy = await read_policy(self._cluster, serving)
+        trial = await self._try(session, ref, serving, pods, turn, policy)
         turn, switched = await self._switch(session, ref, serving, pods, turn)
         return Facts(
             serving=serving,
@@ -181,7 +193,9 @@ class Controller:
             turn=turn,
             switched=switched,
             now=self._clock(),
-            policy_missing=await self._policy_missing(serving),
+            policy_missing=policy.missing,
+            trials=session.memory.trials,
+            trial=trial,
             api_problem=problem,
         )
 
@@ -198,13 +212,15 @@ class Controller:
             update = {"tuner": state, "basis": new_basis(promoted, serving.spec)}
             memory = session.memory.model_copy(update=update)
             await self._executor.remember(session, ref, memory)
-            await writer.write(writer.stored.model_copy(update={"promoted": promoted}))
+            others = (each for each in writer.stored.promoted if each.field != KNOB.value)
+            update = {"promoted": (*promoted, *others)}
+            await writer.write(writer.stored.model_copy(update=update))
 
         turn = await session.tuner.take_turn(
             serving=serving,
             pods=pods,
             token=session.token,
-            promoted=writer.stored.promoted,
+            promoted=tuple(p for p in writer.stored.promoted if p.field == KNOB.value),
             basis=session.memory.basis,
             state=session.memory.tuner,
             now=self._clock(),
@@ -215,6 +231,38 @@ class Controller:
         await self._executor.remember(session, ref, memory)
         return turn
 
+    async def _try(
+        self,
+        session: Session,
+        ref: ServingRef,
+        serving: KVServing,
+        pods: tuple[PodView, ...],
+        turn: Turn,
+        policy: Policy,
+    ) -> Outcome | None:
+        """Take the trials a step on; None while no engine has said what it takes live."""
+        current = session.memory.revisions.current
+        if current is None or current.live is None:
+            return None
+
+        async def remember(trials: Trials) -> None:
+            memory = session.memory.model_copy(update={"trials": trials})
+            await self._executor.remember(session, ref, memory)
+
+        return await session.trials.take_turn(
+            ref,
+            serving,
+            current,
+            tuple(pod for pod in pods if not pod.deleting and pod.revision == current.hash),
+            turn,
+            session.token,
+            session.memory.trials,
+            session.memory.refusals,
+            policy,
+            self._clock(),
+            remember,
+        )
+
     async def _switch(
         self,
         session: Session,
@@ -223,36 +271,57 @@ class Controller:
         pods: tuple[PodView, ...],
         turn: Turn,
     ) -> tuple[Turn, Switched]:
-        """Bring the engines of the template in force to the KV cache asked for; open gates."""
+        """Bring the engines of the template in force to the KV cache they are to have; open gates.
+
+        Gives what became of those that are no trial's candidates.
+        """
         alive = [pod for pod in pods if not pod.deleting]
+        fleet = Switched()
         current = session.memory.revisions.current
-        runtime = turn.readback.runtime
-        switched = Switched()
-
-        async def remember(refusals: tuple[Refusal, ...]) -> None:
-            memory = session.memory.model_copy(update={"refusals": refusals})
-            await self._executor.remember(session, ref, memory)
-
         if current is not None and current.live is not None:
             mine = [pod for pod in alive if pod.revision == current.hash]
-            revisions = session.memory.revisions.with_current(current.heard(mine, runtime))
+            revisions = session.memory.revisions.with_current(
+                current.heard(mine, turn.readback.runtime)
+            )
             memory = session.memory.model_copy(update={"revisions": revisions})
             await self._executor.remember(session, ref, memory)
-            retry = serving.metadata.annotations.get(RETRY_ANNOTATION, "")
-            request = Request(current.live, current.live.key(retry), session.memory.refusals)
-            switched = await session.switcher.bring(
-                request, mine, runtime, session.token, self._clock(), remember
+        retry = serving.metadata.annotations.get(RETRY_ANNOTATION, "")
+        groups = grouped(alive, current, session.memory.trials, retry)
+        keys = {group.key for group in groups}
+        for group in groups:
+            switched = Switched()
+            if group.settings is not None:
+
+                async def remember(refusals: tuple[Refusal, ...], key: str = group.key) -> None:
+                    others = (
+                        each
+                        for each in session.memory.refusals
+                        if each.key != key and each.key in keys
+                    )
+                    update = {"refusals": (*others, *refusals)}
+                    memory = session.memory.model_copy(update=update)
+                    await self._executor.remember(session, ref, memory)
+
+                request = Request(group.settings, group.key, session.memory.refusals)
+                switched = await session.switcher.bring(
+                    request,
+                    group.pods,
+                    turn.readback.runtime,
+                    session.token,
+                    self._clock(),
+                    remember,
+                )
+                turn = turn.reading({change.pod: change.after for change in switched.changes})
+            fleet = fleet.joined(switched, group.on_trial)
+            starts_with_it = current is None or current.start == group.settings
+            needs = Needs(
+                cap_of(turn.promoted),
+                "" if starts_with_it else str(switched.settings or ""),
+                frozenset(switched.pending),
             )
-            turn = turn.reading({change.pod: change.after for change in switched.changes})
-        starts_with_it = current is None or current.start == current.live
-        needs = Needs(
-            cap_of(turn.promoted),
-            "" if starts_with_it else str(switched.settings or ""),
-            frozenset(switched.pending),
-        )
-        changed = gates(alive, turn.readback.runtime, needs)
-        await self._executor.set_gates(ref, changed, self._clock())
-        return turn, switched
+            changed = gates(group.pods, turn.readback.runtime, needs)
+            await self._executor.set_gates(ref, changed, self._clock())
+        return turn, fleet
 
     async def _missing(self, serving: KVServing) -> str:
         """Name the claim that engines would wait for and no check pod mounts."""
@@ -265,14 +334,6 @@ class Controller:
         field = "spec.engine.compileCache.claimName"
         return f"{field}: {kind.name} {cache.claim_name} does not exist in namespace {namespace}"
 
-    async def _policy_missing(self, serving: KVServing) -> bool:
-        reference = serving.spec.rollback_policy_ref
-        if reference is None:
-            return False
-        namespace = serving.metadata.namespace
-        found = await self._cluster.get(Kind.KVRollbackPolicy, namespace, reference.name)
-        return found is None
-
     def _session(self, namespace: str, name: str, uid: str) -> Session:
         session = self._sessions.get((namespace, name))
         if session is None or session.uid != uid:
@@ -281,7 +342,8 @@ class Controller:
             tuner = ServingTuner(
                 self._http, client, self._may_act, self._settings.tick_seconds, self._judge
             )
-            session = Session(uid, tuner, Switcher(client, self._may_act))
+            trials = TrialRunner(self._cluster, Probing(ProbeClient(self._http)))
+            session = Session(uid, tuner, Switcher(client, self._may_act), trials)
             self._sessions[(namespace, name)] = session
             self._metrics.servings.set(len(self._sessions))
         return session

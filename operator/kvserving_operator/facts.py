@@ -7,6 +7,8 @@ from kvserving_operator.observe import PodView
 from kvserving_operator.render.names import ServingRef
 from kvserving_operator.rollout import Step
 from kvserving_operator.switching import Switched
+from kvserving_operator.trials.record import Trials
+from kvserving_operator.trials.turn import Outcome
 from kvserving_operator.tuning import Turn
 
 
@@ -23,6 +25,9 @@ class Facts:
     now: float
     """Seconds since the epoch."""
     policy_missing: bool = False
+    trials: Trials = field(default_factory=Trials)
+    trial: Outcome | None = None
+    """What became of the trials at this tick; None where they could not be looked at."""
     api_problem: str = ""
     """What the Kubernetes API refused, empty for nothing."""
     engines: tuple[PodView, ...] = field(init=False)

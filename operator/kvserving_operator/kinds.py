@@ -23,6 +23,7 @@ class Kind(Enum):
 
     KVServing = _Route(f"{API_GROUP}/{API_VERSION}", "kvservings")
     KVRollbackPolicy = _Route(f"{API_GROUP}/{API_VERSION}", "kvrollbackpolicies")
+    KVTrial = _Route(f"{API_GROUP}/{API_VERSION}", "kvtrials")
     Deployment = _Route("apps/v1", "deployments")
     Pod = _Route("v1", "pods")
     Service = _Route("v1", "services")

@@ -19,6 +19,7 @@ from kvserving_operator.render.names import (
     ServingRef,
 )
 from kvserving_operator.revisions import Revision, RevisionState
+from kvserving_operator.trials.record import Trials
 from kvserving_tuner.state import TunerState
 
 REVISIONS_KEY = "revisions.json"
@@ -40,13 +41,15 @@ class Memory(BaseModel):
     refusals: tuple[Refusal, ...] = ()
     """Engines that could not take the settings asked for, so that they are not asked again and
     again: an attempt has their requests computed anew."""
+    trials: Trials = Trials()
 
     def worth_storing(self, stored: Self) -> bool:
         """Whether it differs from what is stored in more than passing fields."""
 
         def lasting(memory: Memory) -> Any:
             tuner = memory.tuner.model_dump(exclude=set(PASSING_FIELDS))
-            return memory.revisions, tuner, dict(memory.basis), memory.refusals
+            refusals, trials = memory.refusals, memory.trials.lasting()
+            return memory.revisions, tuner, dict(memory.basis), refusals, trials
 
         return bool(lasting(self) != lasting(stored))
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from kvserving_operator.memory import Memory
 from kvserving_operator.switching import Switcher
+from kvserving_operator.trials.runner import TrialRunner
 from kvserving_operator.tuning import ServingTuner
 
 
@@ -15,6 +16,7 @@ class Session:
     uid: str
     tuner: ServingTuner
     switcher: Switcher
+    trials: TrialRunner
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     memory: Memory = field(default_factory=Memory)
     stored: Memory | None = None

@@ -26,6 +26,7 @@ from kvserving_operator.api.v1alpha1 import (
     PodStatus,
     PreflightState,
     PreflightStatus,
+    VerdictStatus,
 )
 from kvserving_operator.checks import SKIPPED
 from kvserving_operator.facts import Facts
@@ -33,6 +34,7 @@ from kvserving_operator.observe import PodView
 from kvserving_operator.render.names import ENGINE_PORT
 from kvserving_operator.rollout import Phase
 from kvserving_operator.status_tuning import capacity, effective, last_decision, recommendation
+from kvserving_operator.trials.report import promoted_value, verdict_status
 from kvserving_operator.verdicts import (
     Outcome,
     degraded,
@@ -44,6 +46,7 @@ from kvserving_operator.verdicts import (
     tuning_active,
 )
 
+MAX_VERDICTS = 16
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _MEASURED = (ConditionType.METRICS_AVAILABLE, ConditionType.TUNING_ACTIVE)
 """Conditions whose messages hold measured numbers: a change of those alone is not worth a write."""
@@ -76,10 +79,13 @@ def build_status(previous: KVServingStatus, facts: Facts) -> KVServingStatus:
         effective=effective(facts, previous.effective),
         capacity=capacity(facts, previous.capacity),
         pods=tuple(_pod_status(pod, facts) for pod in facts.pods[:MAX_PODS]),
-        promoted=facts.turn.promoted,
+        promoted=(
+            *facts.turn.promoted,
+            *promoted_value(facts.trials.settled, facts.serving.metadata.generation),
+        ),
         recommendation=recommendation(facts.turn.state, spec.tuning.mode),
         last_decision=last_decision(facts.turn, previous.last_decision),
-        verdicts=previous.verdicts,
+        verdicts=_verdicts(previous.verdicts, facts),
         preflight=_preflight(previous.preflight, facts),
     )
 
@@ -200,6 +206,15 @@ def _pod_message(pod: PodView) -> str | None:
     if pod.container_ready and not pod.gate:
         return pod.gate_message or "promoted values have not been applied yet"
     return None
+
+
+def _verdicts(previous: tuple[VerdictStatus, ...], facts: Facts) -> tuple[VerdictStatus, ...]:
+    """Latest outcomes of trials, the newest last."""
+    record = None if facts.trial is None else facts.trial.record
+    new = None if record is None else verdict_status(record)
+    if new is None or any(each.trial == new.trial for each in previous):
+        return previous
+    return (*previous, new)[-MAX_VERDICTS:]
 
 
 def _preflight(previous: PreflightStatus | None, facts: Facts) -> PreflightStatus | None:

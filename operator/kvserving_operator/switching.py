@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from kvserving_operator.live import (
     KVSettings,
@@ -48,6 +49,12 @@ class Switched:
     refusals: tuple[Refusal, ...] = ()
     """All that count, of which `new` came in this turn."""
     new: tuple[Refusal, ...] = ()
+
+    def joined(self, other: Self, on_trial: bool) -> Self:
+        """Give it with what became of other pods; of a trial's the changes alone."""
+        changes = (*self.changes, *other.changes)
+        whole = self if on_trial or other.settings is None else other
+        return replace(whole, changes=changes)
 
     def complaint(self, refusal: Refusal) -> str:
         """What a user is told of a refusal."""

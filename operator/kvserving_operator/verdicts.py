@@ -10,6 +10,7 @@ from kvserving_operator.rollout import Phase, crash
 from kvserving_operator.tuning import REJECTED
 from kvserving_tuner.decision import Action
 from kvserving_tuner.decision import Reason as TunerReason
+from kvserving_tuner.trials.progress import Verdict
 
 UNSCHEDULABLE_GRACE_SECONDS = 5.0
 """A pod is unschedulable for a moment whenever its volume or node is only just appearing."""
@@ -93,12 +94,24 @@ def metrics_available(facts: Facts) -> Outcome | None:
 
 
 def quality_gate(facts: Facts) -> Outcome:
-    """Verdict on output quality: trials, which would give one, are not run yet."""
+    """Verdict on output quality: that of the latest trial, or where the one under way stands."""
     reference = facts.serving.spec.rollback_policy_ref
     if facts.policy_missing and reference is not None:
         message = f"spec.rollbackPolicyRef: KVRollbackPolicy {reference.name} does not exist"
         return Outcome(None, Reason.POLICY_NOT_FOUND, message)
-    return Outcome(None, Reason.NOT_RUN, "no trial has measured quality")
+    record, settled = facts.trials.running, facts.trials.settled
+    if record is not None:
+        state = record.progress.state.value
+        message = f"trial {record.name}, {record.change}: {state}"
+        return Outcome(None, Reason.TRIAL_RUNNING, message)
+    if settled is None or not settled.trial:
+        return Outcome(None, Reason.NOT_RUN, "no trial has measured quality")
+    message = f"trial {settled.trial}, {settled.message}"
+    if settled.verdict is Verdict.PROMOTED:
+        return Outcome(True, Reason.PASSED, message)
+    if settled.verdict is Verdict.ROLLED_BACK:
+        return Outcome(False, Reason.FAILED, message)
+    return Outcome(None, Reason.INCONCLUSIVE, message)
 
 
 def tuning_active(facts: Facts) -> Outcome | None:
@@ -129,7 +142,11 @@ def tuning_active(facts: Facts) -> Outcome | None:
 
 
 def rolled_back(facts: Facts) -> Outcome:
-    """Whether a trial of the spec's setting was undone."""
+    """Whether engines run with something else than the spec because a trial did not pass."""
+    settled = facts.trials.settled
+    if settled is not None and settled.rolled_back:
+        message = f"engines run {settled.settings}, not {settled.asked}: {settled.message}"
+        return Outcome(True, Reason.TRIAL_ROLLED_BACK, message)
     message = f"no trial of generation {facts.serving.metadata.generation} was undone"
     return Outcome(False, Reason.NOT_ROLLED_BACK, message)
 

@@ -13,6 +13,10 @@ class JudgeError(TunerError):
     """Evidence or a bound cannot be used."""
 
 
+class ProbeSetError(TunerError):
+    """A set of probes cannot be used."""
+
+
 class RuntimeAPIError(TunerError):
     """An engine's runtime API did not do what was asked."""
 

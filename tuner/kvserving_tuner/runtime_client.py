@@ -6,15 +6,8 @@ from typing import Any, Self
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kvserving_tuner.errors import (
-    BadAnswer,
-    Busy,
-    ChangeFailed,
-    NoRuntimeAPI,
-    Rejected,
-    Unauthorized,
-    Unreachable,
-)
+from kvserving_tuner.engine_api import call
+from kvserving_tuner.errors import BadAnswer
 from kvserving_tuner.sources.base import EngineTarget
 
 RUNTIME_PATH = "/kvserving/v1/runtime"
@@ -138,62 +131,5 @@ class RuntimeClient:
         timeout_seconds: float | None = None,
     ) -> RuntimeState:
         timeout = timeout_seconds or self._timeout
-        headers = {"Authorization": f"Bearer {target.token}"} if target.token else {}
-        try:
-            response = await self._client.request(
-                method,
-                target.url.rstrip("/") + RUNTIME_PATH,
-                json=body,
-                headers=headers,
-                timeout=timeout,
-            )
-        except httpx.TimeoutException as error:
-            raise Unreachable(target.name, f"no answer within {timeout:g} s") from error
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise Unreachable(target.name, str(error) or type(error).__name__) from error
-        return self._read(target.name, response)
-
-    def _read(self, target: str, response: httpx.Response) -> RuntimeState:
-        try:
-            document = response.json()
-        except ValueError:
-            document = None
-        match response.status_code:
-            case 200:
-                return RuntimeState.of(target, document)
-            case 401 | 403:
-                raise Unauthorized(target, f"the token was refused (HTTP {response.status_code})")
-            case 404:
-                raise NoRuntimeAPI(target, "the engine has no runtime API")
-            case 409:
-                raise Busy(target, "another change is running")
-            case 422:
-                raise _rejection(target, document)
-            case 500 if _explained(document):
-                raise ChangeFailed(target, _message(document, response))
-            case status if status >= 500:
-                raise Unreachable(target, f"HTTP {status}: {_message(document, response)}")
-            case status:
-                raise BadAnswer(target, f"HTTP {status}: {_message(document, response)}")
-
-
-def _rejection(target: str, document: object) -> Rejected:
-    error = document.get("error") if isinstance(document, Mapping) else None
-    detail = error if isinstance(error, Mapping) else {}
-    field, expected, got = (str(detail.get(key, "unknown")) for key in ("field", "expected", "got"))
-    return Rejected(target, field, expected, got, str(detail.get("message", "")))
-
-
-def _explained(document: object) -> bool:
-    """Whether the runtime API itself tells of a failure; anything else may fail with a 500 too."""
-    return isinstance(document, Mapping) and isinstance(document.get("error"), Mapping)
-
-
-def _message(document: object, response: httpx.Response) -> str:
-    if isinstance(document, Mapping):
-        error = document.get("error", document.get("detail"))
-        if isinstance(error, Mapping):
-            error = error.get("message")
-        if error:
-            return str(error)
-    return response.text[:200]
+        document = await call(self._client, target, method, RUNTIME_PATH, body, timeout)
+        return RuntimeState.of(target.name, document)

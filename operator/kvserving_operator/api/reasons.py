@@ -124,9 +124,20 @@ class Reason(_Explained):
     # RolledBack
     NOT_ROLLED_BACK = "NotRolledBack", "The settings in force are those of the spec."
     TRIAL_ROLLED_BACK = "TrialRolledBack", "A trial of the spec's setting failed and was undone."
+    TRIAL_RUNNING = "TrialRunning", "A trial of a change is under way."
     # Accepted
     ACCEPTED = "Accepted", "The resource is valid."
     # Events
     DECIDED = "Decided", "The tuner took a decision; the message holds the numbers."
     SETTING_CHANGED = "SettingChanged", "A live setting was changed and read back."
+    TRIAL_STARTED = "TrialStarted", "A trial of a change has begun."
+    TRIAL_STEP = "TrialStep", "A trial gave its change to more engines."
+    TRIAL_APPROVAL = "TrialApproval", "A trial has passed and waits for a person's approval."
+    TRIAL_PROMOTED = "TrialPromoted", "A trial has passed: every engine gets its change."
+    TRIAL_INCONCLUSIVE = (
+        "TrialInconclusive",
+        "A trial ended without a verdict; the settings from before are in force.",
+    )
+    TRIAL_VOID = "TrialVoid", "A trial is not wanted any more."
+    TRIAL_FAILED = "TrialFailed", "A trial's change cannot be judged, or no engine takes it."
     RECOMMENDED = "Recommended", "The tuner recommends a change."

@@ -59,10 +59,12 @@ from kvserving_operator.api.v1alpha1.serving_status import (
 )
 from kvserving_operator.api.v1alpha1.trial import (
     ChangeSpec,
+    Control,
     KVTrial,
     KVTrialSpec,
     KVTrialStatus,
     RequestedBy,
+    TrialEvidence,
     TrialState,
     Verdict,
 )
@@ -90,6 +92,7 @@ __all__ = [
     "CapacityStatus",
     "ChangeSpec",
     "CompileCache",
+    "Control",
     "CooldownSpec",
     "CostClass",
     "DecisionAction",
@@ -132,6 +135,7 @@ __all__ = [
     "SLOSpec",
     "Switch",
     "Toleration",
+    "TrialEvidence",
     "TrialState",
     "TuningMode",
     "TuningSpec",

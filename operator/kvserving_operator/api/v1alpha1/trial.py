@@ -34,12 +34,23 @@ class RequestedBy(StrEnum):
     SPEC = "Spec"
 
 
+class Control(StrEnum):
+    """What a person asks of a trial."""
+
+    RUN = "Run"
+    PAUSE = "Pause"
+    PROMOTE = "Promote"
+    ROLL_BACK = "RollBack"
+
+
 class TrialState(StrEnum):
     """Where a trial stands."""
 
     PENDING = "Pending"
+    SCREENING = "Screening"
     RUNNING = "Running"
     PAUSED = "Paused"
+    APPROVAL = "Approval"
     PROMOTING = "Promoting"
     ROLLING_BACK = "RollingBack"
     FINISHED = "Finished"
@@ -89,14 +100,19 @@ class ChangeSpec(ApiModel):
 
 
 class KVTrialSpec(ApiModel):
-    """The change and the rule that judges it; fixed at creation."""
+    """The change and the rule that judges it; fixed at creation but for `control`."""
 
     rules = (
         Rule(
-            cel="self == oldSelf",
+            cel="self.servingRef == oldSelf.servingRef && self.change == oldSelf.change"
+            " && self.policy == oldSelf.policy && self.requestedBy == oldSelf.requestedBy"
+            " && has(self.servingGeneration) == has(oldSelf.servingGeneration)"
+            " && (!has(self.servingGeneration)"
+            " || self.servingGeneration == oldSelf.servingGeneration)",
             # Only the API server knows the former object.
             holds=lambda _: True,
-            message="a trial is fixed at creation: create another KVTrial for another change",
+            message="a trial is fixed at creation, but for control: create another KVTrial for"
+            " another change",
         ),
     )
 
@@ -113,6 +129,9 @@ class KVTrialSpec(ApiModel):
     """Copy of the policy as it was when the trial began."""
     requested_by: RequestedBy = RequestedBy.USER
     """Who asked for the trial."""
+    control: Control = Control.RUN
+    """What a person asks of the trial: to run, to pause (clocks stop), to promote it once it has
+    passed (the approval that a manual policy waits for), or to roll it back now."""
 
 
 class TrialEvidence(StatusModel):

@@ -1,0 +1,44 @@
+"""Engines by the KV cache that they are to have: a trial's candidates, and the others; pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvserving_operator.live import KVSettings
+from kvserving_operator.observe import PodView
+from kvserving_operator.revisions import Revision
+from kvserving_operator.trials.record import Trials
+
+
+@dataclass(frozen=True)
+class Group:
+    """Pods with one wish; without settings they keep what they have."""
+
+    settings: KVSettings | None
+    key: str
+    """Names the attempt to bring them there."""
+    pods: tuple[PodView, ...]
+    on_trial: bool = False
+
+
+def grouped(
+    alive: Sequence[PodView], current: Revision | None, trials: Trials, retry: str
+) -> tuple[Group, ...]:
+    """Groups of these pods; those of another template than the one in force keep what they have."""
+    if current is None or current.live is None:
+        return (Group(None, "", tuple(alive)),)
+    record = trials.running
+    chosen = record.progress.candidates if record is not None else ()
+    candidates = tuple(p for p in alive if p.name in chosen and p.revision == current.hash)
+    others = tuple(p for p in alive if p not in candidates and p.revision == current.hash)
+    foreign = tuple(p for p in alive if p.revision != current.hash)
+    settings = current.live if trials.settled is None else trials.settled.settings
+    if record is not None:
+        settings = record.remains
+    attempt = retry if record is None else record.name
+    groups = [Group(settings, settings.key(attempt), others)]
+    if record is not None and candidates:
+        key = record.candidate.key(attempt)
+        groups.append(Group(record.candidate, key, candidates, on_trial=True))
+    if foreign:
+        groups.append(Group(None, "", foreign))
+    return tuple(groups)

@@ -1,0 +1,1 @@
+"""Trials of KV cache settings on the engines of a KVServing."""

@@ -1,0 +1,67 @@
+"""From a KVRollbackPolicy to a trial's plan, and from a KVTrial to the settings that it tries."""
+
+from kvserving_operator.api.v1alpha1 import ChangeSpec, KVRollbackPolicySpec
+from kvserving_operator.api.v1alpha1.policy import Approval, SingleReplica
+from kvserving_operator.live import NO_EVICTION, KVSettings
+from kvserving_tuner.trials.plan import Guard, OnStall, Plan
+
+SIXTEEN_BITS = ("auto", "bfloat16", "float16")
+UNTRIED_FIELDS = ("eviction", "max_active_seqs", "engine_image", "model_revision")
+"""Changes that no probe can judge yet, or that need other pods."""
+
+
+def plan_of(policy: KVRollbackPolicySpec) -> Plan:
+    """Steps, clocks and bounds of a trial under a policy."""
+    guards = policy.guards
+    percents = {
+        Guard.TTFT: guards.ttft_max_increase_percent,
+        Guard.TPOT: guards.tpot_max_increase_percent,
+        Guard.PREEMPTIONS: guards.preemption_rate_max_increase_percent,
+        Guard.THROUGHPUT: guards.throughput_max_drop_percent,
+    }
+    return Plan(
+        steps=policy.ab.steps,
+        min_requests=policy.ab.min_requests,
+        min_seconds=policy.ab.min_duration_seconds,
+        stall_seconds=policy.ab.stall_timeout_seconds,
+        on_stall=OnStall(policy.ab.on_stall.value),
+        manual=policy.ab.approval is Approval.MANUAL,
+        single_replica=policy.ab.single_replica is SingleReplica.SWITCH_IN_PLACE,
+        max_drop_percent=policy.quality.max_drop_percent,
+        false_rollback=policy.quality.false_rollback_percent / 100,
+        min_samples=policy.quality.min_samples,
+        max_samples=policy.quality.max_samples,
+        # A drop of everything is no bound.
+        guards={
+            guard: percent
+            for guard, percent in percents.items()
+            if percent is not None and not (guard is Guard.THROUGHPUT and percent >= 100)
+        },
+    )
+
+
+def fallback_of(policy: KVRollbackPolicySpec) -> KVSettings:
+    """Settings that the fleet returns to when quality falls."""
+    return KVSettings(kv_cache_dtype=policy.fallback.kv_cache_dtype.value)
+
+
+def candidate_of(change: ChangeSpec, stable: KVSettings) -> KVSettings:
+    """Settings in force with what a change names of them."""
+    if change.kv_cache_dtype is None:
+        return stable
+    return stable.model_copy(update={"kv_cache_dtype": change.kv_cache_dtype.value})
+
+
+def untried(change: ChangeSpec) -> str:
+    """Field of a change that trials cannot judge; empty where they can."""
+    return next((name for name in UNTRIED_FIELDS if getattr(change, name) is not None), "")
+
+
+def is_safe(settings: KVSettings) -> bool:
+    """Whether settings keep every token in 16 bits: the way back, which nothing may hold up."""
+    return settings.kv_cache_dtype in SIXTEEN_BITS and settings.eviction == NO_EVICTION
+
+
+def needs_trial(before: KVSettings, after: KVSettings) -> bool:
+    """Whether a change has to prove itself."""
+    return before != after and not is_safe(after)

@@ -1,0 +1,120 @@
+"""Scores prompts in the background: a probe beside users' requests takes seconds to minutes."""
+
+import asyncio
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from kvserving_tuner.errors import Rejected, RuntimeAPIError
+from kvserving_tuner.probes.builtin import builtin
+from kvserving_tuner.probes.client import ProbeClient
+from kvserving_tuner.probes.prompts import Prompt
+from kvserving_tuner.sources.base import EngineTarget
+from kvserving_tuner.trials.progress import SCREENED
+
+logger = logging.getLogger(__name__)
+
+WORDS_PER_BLOCK_TOKEN = 1.5
+"""Words of a built-in prompt for each token of two blocks: as much again stands behind them."""
+LEAST_BLOCKS = 2
+"""Blocks that a prompt has to be longer than, so that something is read that is not fresh."""
+STRATA = ((512, "Short"), (2048, "Medium"), (8192, "Long"))
+LONGEST = "VeryLong"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One pair to score: a prompt in a format, and in 16 bits on the same engine."""
+
+    trial: str
+    kind: str
+    number: int
+    target: EngineTarget
+    model: str
+    block_size: int
+    max_tokens: int
+    dtype: str
+    """The format, which the engine itself has where the trial's pods serve it."""
+    baseline: str
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What became of a request."""
+
+    request: Request
+    stratum: str = ""
+    rise: float = 0.0
+    """Nats per token by which the format is worse; NaN where it gave no numbers."""
+    error: str = ""
+    too_short: bool = False
+
+
+class Probing:
+    """A few pairs one after another; what is done waits for the next look."""
+
+    def __init__(self, client: ProbeClient) -> None:
+        self._client = client
+        self._done: list[Pair] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def collect(self) -> tuple[Pair, ...]:
+        """Pairs that were scored since the last look."""
+        done, self._done = tuple(self._done), []
+        if self._task is not None and self._task.done():
+            task, self._task = self._task, None
+            task.result()
+        return done
+
+    def ask(self, requests: Sequence[Request], prompts: Sequence[Prompt]) -> None:
+        """Begin with these pairs, unless others are under way."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._score_all(requests, prompts))
+
+    def stop(self) -> None:
+        """Drop what is under way: the engine ends a probe whose caller has hung up."""
+        if self._task is not None:
+            self._task.cancel()
+        self._task, self._done = None, []
+
+    async def _score_all(self, requests: Sequence[Request], prompts: Sequence[Prompt]) -> None:
+        for request in requests:
+            pair = await self._score(request, prompts[request.number])
+            self._done.append(pair)
+            if pair.error:
+                break
+
+    async def _score(self, request: Request, prompt: Prompt) -> Pair:
+        try:
+            ids = await self._client.tokens(request.target, request.model, prompt)
+            ids = ids[: request.max_tokens]
+            skip = LEAST_BLOCKS * request.block_size
+            if len(ids) <= skip:
+                message = (
+                    f"prompt {prompt.name} has {len(ids)} tokens, expected more than "
+                    f"{LEAST_BLOCKS} blocks ({skip})"
+                )
+                return Pair(request, error=message, too_short=True)
+            as_dtype = request.dtype if request.kind == SCREENED else None
+            with_change = await self._client.score(request.target, ids, skip, as_dtype)
+            without = await self._client.score(request.target, ids, skip, request.baseline)
+        except Rejected as error:
+            return Pair(request, error=f"{error.field}: {error.message}")
+        except RuntimeAPIError as error:
+            return Pair(request, error=str(error))
+        if with_change.dtype != request.dtype:
+            return Pair(request, error=f"expected {request.dtype}, got {with_change.dtype}")
+        return Pair(request, stratum_of(len(ids)), with_change.mean - without.mean)
+
+
+def stratum_of(tokens: int) -> str:
+    """Length stratum of a prompt."""
+    return next((name for most, name in STRATA if tokens < most), LONGEST)
+
+
+@cache
+def builtin_set(count: int, block_size: int) -> tuple[Prompt, ...]:
+    """Built-in prompts that are long enough for a block size."""
+    return builtin(count, math.ceil(WORDS_PER_BLOCK_TOKEN * LEAST_BLOCKS * block_size))

@@ -1,0 +1,110 @@
+"""What is remembered of trials: the one under way, and what the ones before it left in force."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from kvserving_operator.api.v1alpha1 import RequestedBy
+from kvserving_operator.live import KVSettings
+from kvserving_tuner.trials.plan import Plan
+from kvserving_tuner.trials.progress import Progress, Verdict
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Record(_Frozen):
+    """A trial under way."""
+
+    name: str
+    """Of its KVTrial."""
+    requested_by: RequestedBy
+    asked: KVSettings
+    """`spec.kvCache` while it runs; an edit voids it."""
+    stable: KVSettings
+    """In force when it began."""
+    candidate: KVSettings
+    fallback: KVSettings
+    """Where the fleet goes when quality fell."""
+    plan: Plan
+    reject_for_seconds: float
+    progress: Progress = Progress()
+    containers: Mapping[str, str] = Field(default_factory=dict)
+    """Container of each pod that took the change: another one means that the engine ended."""
+    finished: Mapping[str, float] = Field(default_factory=dict)
+    """Requests that each of these had finished when they were last counted."""
+    block_from: float = 0.0
+    """Start of the block of time that is being measured, in seconds since the epoch."""
+
+    @property
+    def remains(self) -> KVSettings:
+        """What pods that are no candidates run with."""
+        conclusion = self.progress.conclusion
+        if conclusion is None:
+            return self.stable
+        if conclusion.verdict is Verdict.PROMOTED:
+            return self.candidate
+        return self.fallback if conclusion.to_fallback else self.stable
+
+    def settings_of(self, pod: str) -> KVSettings:
+        """What a pod is to run with."""
+        return self.candidate if pod in self.progress.candidates else self.remains
+
+    @property
+    def change(self) -> str:
+        """The change in words."""
+        return f"{self.stable} -> {self.candidate}"
+
+
+class Settled(_Frozen):
+    """What engines run with, and for which `spec.kvCache` that was settled."""
+
+    asked: KVSettings
+    settings: KVSettings
+    trial: str = ""
+    """KVTrial that settled it; empty where the spec did."""
+    rolled_back: bool = False
+    """Whether the spec asks for something else."""
+    verdict: Verdict | None = None
+    message: str = ""
+
+    @classmethod
+    def by_spec(cls, asked: KVSettings) -> Self:
+        """What a spec asks for, without a trial."""
+        return cls(asked=asked, settings=asked)
+
+
+class Rejected(_Frozen):
+    """A change that a trial has turned down, not to be tried again until `until`."""
+
+    settings: KVSettings
+    trial: str
+    message: str
+    until: float
+
+
+def remembered(rejections: Iterable[Rejected], now: float) -> tuple[Rejected, ...]:
+    """Rejections that still count."""
+    return tuple(each for each in rejections if each.until > now)
+
+
+PASSING = {"looked_at", "step_seconds", "step_requests", "stalled_seconds", "note"}
+"""Parts of a progress that every look moves."""
+SECONDS_UNSTORED = 30.0
+"""Most time of a trial that a killed operator loses."""
+
+
+class Trials(_Frozen):
+    """All of it, as kept in the operator's memory."""
+
+    running: Record | None = None
+    settled: Settled | None = None
+    rejected: tuple[Rejected, ...] = ()
+
+    def lasting(self) -> Any:
+        """What is worth a write when it changes."""
+        exclude: Any = {"running": {"progress": PASSING, "finished": True, "block_from": True}}
+        looked_at = 0.0 if self.running is None else self.running.progress.looked_at or 0.0
+        return self.model_dump(exclude=exclude), looked_at // SECONDS_UNSTORED

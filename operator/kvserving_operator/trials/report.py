@@ -1,0 +1,186 @@
+"""What people are told of a trial: the status of its KVTrial, Events, and conditions; pure."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from kvserving_operator.actions import Announce
+from kvserving_operator.api.conditions import set_condition, timestamp
+from kvserving_operator.api.reasons import ConditionType, Reason
+from kvserving_operator.api.v1alpha1 import (
+    KVTrial,
+    KVTrialSpec,
+    KVTrialStatus,
+    PromotedValue,
+    TrialEvidence,
+    TrialState,
+    Verdict,
+    VerdictStatus,
+)
+from kvserving_operator.kinds import Kind
+from kvserving_operator.render.names import MANAGED_BY, SERVING_LABEL, ServingRef
+from kvserving_operator.trials.record import Record, Settled
+from kvserving_tuner.judge import Comparison
+from kvserving_tuner.trials.machine import PAUSED_NOTE
+from kvserving_tuner.trials.plan import Plan
+from kvserving_tuner.trials.progress import ACTIVE, State
+from kvserving_tuner.trials.progress import Verdict as TrialVerdict
+
+TEXT_LIMIT = 1024
+MAX_EVIDENCE = 64
+DTYPE_FIELD = "KVCacheDType"
+LARGEST = 1e6
+
+
+def trial_status(
+    record: Record, previous: KVTrialStatus, generation: int, now: float
+) -> KVTrialStatus:
+    """Status of a trial's KVTrial."""
+    progress, conclusion = record.progress, record.progress.conclusion
+    serves = progress.state in (State.RUNNING, State.APPROVAL)
+    return KVTrialStatus(
+        conditions=set_condition(
+            previous.conditions,
+            ConditionType.ACCEPTED,
+            True,
+            Reason.ACCEPTED,
+            "the trial is valid",
+            generation,
+            datetime.fromtimestamp(now, UTC),
+        ),
+        observed_generation=generation,
+        state=_state(record),
+        summary=f"{DTYPE_FIELD} {record.change}",
+        step=progress.step if serves else previous.step,
+        step_percent=record.plan.steps[progress.step] if serves else previous.step_percent,
+        started_at=_moment(progress.started_at),
+        finished_at=_moment(progress.finished_at),
+        verdict=Verdict(conclusion.verdict.value) if conclusion else None,
+        reason=conclusion.reason.value if conclusion else None,
+        message=(conclusion.message if conclusion else progress.note)[:TEXT_LIMIT] or None,
+        evidence=tuple(
+            evidence(record.plan, comparison)
+            for comparison in list(progress.evidence.values())[:MAX_EVIDENCE]
+        ),
+    )
+
+
+def superseded_status(trial: KVTrial, message: str, now: float) -> KVTrialStatus:
+    """Status of a trial that is over before it began."""
+    update = {
+        "state": TrialState.FINISHED,
+        "verdict": Verdict.VOID,
+        "reason": "Superseded",
+        "message": message,
+        "finished_at": _moment(now),
+        "observed_generation": trial.metadata.generation,
+    }
+    return trial.status.model_copy(update=update)
+
+
+def evidence(plan: Plan, comparison: Comparison) -> TrialEvidence:
+    """One criterion with its numbers, in percent or percentage points."""
+    finding = comparison.finding()
+    if comparison.is_harmful(plan.rules.false_rollback):
+        outcome = "Failed"
+    elif comparison.is_safe(plan.rules.false_promotion):
+        outcome = "Passed"
+    else:
+        outcome = "Inconclusive"
+    return TrialEvidence(
+        name=finding.name,
+        outcome=outcome,
+        value=_decimal(finding.percent),
+        threshold=_decimal(finding.bound_percent),
+        lower=_decimal(finding.interval_percent.low),
+        upper=_decimal(finding.interval_percent.high),
+        samples=finding.count,
+        e_value=_decimal(finding.harm_e_value),
+    )
+
+
+def manifest(ref: ServingRef, name: str, spec: KVTrialSpec) -> dict[str, Any]:
+    """KVTrial that an edit of the spec asks for."""
+    return {
+        "apiVersion": Kind.KVTrial.api_version,
+        "kind": Kind.KVTrial.name,
+        "metadata": {
+            "name": name,
+            "namespace": ref.namespace,
+            "labels": MANAGED_BY | {SERVING_LABEL: ref.name},
+            "ownerReferences": [dict(ref.owner_reference)],
+        },
+        "spec": spec.to_api(),
+    }
+
+
+def events(before: Record | None, record: Record | None) -> tuple[Announce, ...]:
+    """Events about a trial that has moved on."""
+    if record is None:
+        return ()
+    old = None if before is None else before.progress
+    new, said = record.progress, []
+    name = f"trial {record.name}, {record.change}"
+    if old is None and new.conclusion is None:
+        said.append(Announce(Reason.TRIAL_STARTED.value, f"{name}: begins"))
+    step = (new.state, new.step)
+    if new.state is State.RUNNING and (old is None or (old.state, old.step) != step):
+        pods = ", ".join(new.candidates)
+        percent = record.plan.steps[new.step]
+        message = f"{name}: step {new.step} ({percent} %): pods {pods} take the change"
+        said.append(Announce(Reason.TRIAL_STEP.value, message))
+    if new.state is State.APPROVAL and (old is None or old.state is not State.APPROVAL):
+        said.append(Announce(Reason.TRIAL_APPROVAL.value, f"{name}: {new.note}"))
+    conclusion = new.conclusion
+    if conclusion is not None and (old is None or old.conclusion is None):
+        verdict = conclusion.verdict
+        bad = verdict in (TrialVerdict.ROLLED_BACK, TrialVerdict.FAILED)
+        goes = "" if verdict is TrialVerdict.PROMOTED else f"; engines run {record.remains}"
+        message = f"{name}: {conclusion.message}{goes}"
+        said.append(Announce(f"Trial{verdict.value}", message, warning=bad))
+    return tuple(said)
+
+
+def verdict_status(record: Record) -> VerdictStatus | None:
+    """Entry of `status.verdicts` for a trial that has ended."""
+    conclusion, at = record.progress.conclusion, _moment(record.progress.finished_at)
+    if conclusion is None or at is None:
+        return None
+    return VerdictStatus(
+        trial=record.name,
+        field=DTYPE_FIELD,
+        value=str(record.candidate),
+        verdict=conclusion.verdict.value,
+        reason=conclusion.reason.value,
+        at=at,
+    )
+
+
+def promoted_value(settled: Settled | None, generation: int) -> tuple[PromotedValue, ...]:
+    """Entry of `status.promoted` for a format that a trial put in the place of the spec's."""
+    if settled is None or settled.rolled_back or settled.settings == settled.asked:
+        return ()
+    entry = PromotedValue(
+        field=DTYPE_FIELD,
+        value=settled.settings.kv_cache_dtype,
+        trial=settled.trial or None,
+        spec_generation=generation,
+    )
+    return (entry,)
+
+
+def _state(record: Record) -> TrialState:
+    progress = record.progress
+    if progress.state in ACTIVE and progress.note == PAUSED_NOTE:
+        return TrialState.PAUSED
+    return TrialState(progress.state.value)
+
+
+def _moment(epoch_seconds: float | None) -> str | None:
+    if epoch_seconds is None:
+        return None
+    return timestamp(datetime.fromtimestamp(epoch_seconds, UTC))
+
+
+def _decimal(value: float) -> str:
+    """As plain decimal text; beyond a million a number only says that it is large."""
+    return f"{min(max(value, -LARGEST), LARGEST):.4f}".rstrip("0").rstrip(".")

@@ -1,0 +1,193 @@
+"""Runs the trials of one KVServing: reads what they rest on, remembers, asks for probes, tells."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from kvserving_operator.api.errors import SpecError
+from kvserving_operator.api.v1alpha1 import (
+    KVRollbackPolicySpec,
+    KVServing,
+    KVTrial,
+    KVTrialStatus,
+    RequestedBy,
+    parse_policy,
+    parse_trial,
+)
+from kvserving_operator.cluster import Cluster
+from kvserving_operator.errors import Conflict
+from kvserving_operator.kinds import Kind, Object
+from kvserving_operator.live import Refusal, asked
+from kvserving_operator.observe import PodView
+from kvserving_operator.render.names import ServingRef
+from kvserving_operator.revisions import Revision
+from kvserving_operator.targets import target_of
+from kvserving_operator.trials.probing import Probing
+from kvserving_operator.trials.record import Trials
+from kvserving_operator.trials.report import manifest, superseded_status, trial_status
+from kvserving_operator.trials.select import Wanted, is_open, trial_spec
+from kvserving_operator.trials.turn import Outcome, Seen, look
+from kvserving_operator.tuning import Turn
+
+logger = logging.getLogger(__name__)
+
+HISTORY = 10
+"""Ended trials of edits that are kept."""
+DEFAULT_CONTEXT = 2048
+"""Tokens of a probe where neither spec nor engine says how long a context may be."""
+
+Remember = Callable[[Trials], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The rollback policy that a KVServing names."""
+
+    named: bool = False
+    missing: bool = False
+    spec: KVRollbackPolicySpec | None = None
+
+
+class TrialRunner:
+    """Trials of one KVServing."""
+
+    def __init__(self, cluster: Cluster, probing: Probing) -> None:
+        self._cluster = cluster
+        self._probing = probing
+
+    async def take_turn(
+        self,
+        ref: ServingRef,
+        serving: KVServing,
+        current: Revision,
+        pods: tuple[PodView, ...],
+        turn: Turn,
+        token: str | None,
+        trials: Trials,
+        refusals: tuple[Refusal, ...],
+        policy: Policy,
+        now: float,
+        remember: Remember,
+    ) -> Outcome:
+        """Look at the trials once; what follows is remembered before anybody acts on it."""
+        found = await self._trials(ref)
+        wanted = Wanted(
+            name=ref.name,
+            asked=current.live or asked(serving.spec),
+            eviction=serving.spec.kv_cache.eviction,
+            started_with=current.start,
+            generation=serving.metadata.generation,
+            has_policy=policy.named,
+            policy=policy.spec,
+        )
+        seen = Seen(
+            pods=pods,
+            runtime=turn.readback.runtime,
+            targets={pod.name: target_of(pod, token) for pod in pods},
+            refusals=refusals,
+            observation=turn.observation,
+            pairs=self._probing.collect(),
+            model=serving.spec.model.name or ref.name,
+            max_tokens=serving.spec.engine.max_model_len or DEFAULT_CONTEXT,
+            now=now,
+        )
+        outcome = look(trials, wanted, tuple(found.values()), seen)
+        if outcome.begun and outcome.record is not None and policy.spec is not None:
+            spec = trial_spec(wanted, outcome.record, policy.spec)
+            made = await self._make(manifest(ref, outcome.record.name, spec))
+            found |= {made.metadata.name: made} if made is not None else {}
+        ended = outcome.record is not None and outcome.trials.running is None
+        if ended:
+            # Told first: a trial that is not remembered any more must not look open.
+            await self._tell(ref, outcome, found, now)
+        await remember(outcome.trials)
+        if not ended:
+            await self._tell(ref, outcome, found, now)
+        await self._prune(ref, found)
+        if outcome.probes:
+            self._probing.ask(outcome.probes, outcome.prompts)
+        elif outcome.trials.running is None:
+            self._probing.stop()
+        return outcome
+
+    def forget(self) -> None:
+        """End what is under way."""
+        self._probing.stop()
+
+    async def _trials(self, ref: ServingRef) -> dict[str, KVTrial]:
+        """KVTrials of this KVServing by name."""
+        found = {}
+        for body in await self._cluster.list(Kind.KVTrial, ref.namespace, {}):
+            try:
+                trial = parse_trial(body)
+            except SpecError as error:
+                # The API server checks the same rules: this one is older than they are.
+                logger.warning("trial %s/%s: %s", ref.namespace, body["metadata"]["name"], error)
+                continue
+            gone = trial.metadata.deletion_timestamp is not None
+            if trial.spec.serving_ref.name == ref.name and not gone:
+                found[trial.metadata.name] = trial
+        return found
+
+    async def _make(self, wanted: Mapping[str, object]) -> KVTrial | None:
+        try:
+            return parse_trial(await self._cluster.create(wanted))
+        except Conflict:
+            return None
+
+    async def _tell(
+        self, ref: ServingRef, outcome: Outcome, found: Mapping[str, KVTrial], now: float
+    ) -> None:
+        """Write the status of the trial that was looked at, and of edits that nobody wants now."""
+        record = outcome.record
+        for name, trial in found.items():
+            status: KVTrialStatus = trial.status
+            if record is not None and name == record.name:
+                status = trial_status(record, trial.status, trial.metadata.generation, now)
+            elif trial.spec.requested_by is RequestedBy.SPEC and is_open(trial):
+                message = "spec.kvCache was edited before the trial could end"
+                status = superseded_status(trial, message, now)
+            if status.to_api() != trial.status.to_api():
+                await self._write(ref, name, status)
+
+    async def _prune(self, ref: ServingRef, found: Mapping[str, KVTrial]) -> None:
+        """Delete the oldest trials that edits asked for; those that people made are theirs."""
+        ended = sorted(
+            (
+                trial
+                for trial in found.values()
+                if trial.spec.requested_by is RequestedBy.SPEC and not is_open(trial)
+            ),
+            key=lambda trial: trial.status.finished_at or "",
+        )
+        for trial in ended[:-HISTORY]:
+            uid = trial.metadata.uid
+            await self._cluster.delete(Kind.KVTrial, ref.namespace, trial.metadata.name, uid)
+
+    async def _write(self, ref: ServingRef, name: str, status: KVTrialStatus) -> None:
+        await self._cluster.apply(
+            {
+                "apiVersion": Kind.KVTrial.api_version,
+                "kind": Kind.KVTrial.name,
+                "metadata": {"namespace": ref.namespace, "name": name},
+                "status": status.to_api(),
+            },
+            subresource="status",
+        )
+
+
+async def read_policy(cluster: Cluster, serving: KVServing) -> Policy:
+    """Policy that a KVServing names, as far as it exists and is valid."""
+    reference = serving.spec.rollback_policy_ref
+    if reference is None:
+        return Policy()
+    body: Object | None = await cluster.get(
+        Kind.KVRollbackPolicy, serving.metadata.namespace, reference.name
+    )
+    if body is None:
+        return Policy(named=True, missing=True)
+    try:
+        return Policy(named=True, spec=parse_policy(body).spec)
+    except SpecError as error:
+        logger.warning("policy %s/%s: %s", serving.metadata.namespace, reference.name, error)
+        return Policy(named=True, missing=True)

@@ -1,0 +1,215 @@
+"""Which trial runs, and what engines run with while none does; pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kvserving_operator.api.v1alpha1 import (
+    ChangeSpec,
+    EvictionSpec,
+    KVCacheDType,
+    KVRollbackPolicySpec,
+    KVTrial,
+    KVTrialSpec,
+    ObjectReference,
+    RequestedBy,
+    TrialState,
+)
+from kvserving_operator.hashing import content_hash
+from kvserving_operator.live import KVSettings
+from kvserving_operator.trials.policy import (
+    candidate_of,
+    fallback_of,
+    needs_trial,
+    plan_of,
+    untried,
+)
+from kvserving_operator.trials.record import Record, Rejected, Settled, Trials, remembered
+from kvserving_tuner.trials.progress import Verdict
+
+NAME_LIMIT = 63
+NAME_HASH = 8
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the spec asks for, and by which policy a change has to prove itself."""
+
+    name: str
+    """Of the KVServing."""
+    asked: KVSettings
+    eviction: EvictionSpec
+    started_with: KVSettings | None
+    """What engines start with: a template that has it was checked and rolled out."""
+    generation: int
+    has_policy: bool
+    policy: KVRollbackPolicySpec | None
+    """None where the spec names none, or one that does not exist."""
+
+
+def settle(trials: Trials, wanted: Wanted, now: float) -> Trials:
+    """With an edit that needs no trial in force, and rejections that are over forgotten."""
+    trials = trials.model_copy(update={"rejected": remembered(trials.rejected, now)})
+    settled = trials.settled
+    by_spec = trials.model_copy(update={"settled": Settled.by_spec(wanted.asked)})
+    if settled is None:
+        return by_spec
+    if trials.running is not None or settled.asked == wanted.asked:
+        return trials
+    if not wanted.has_policy or wanted.asked in (settled.settings, wanted.started_with):
+        return by_spec
+    if not needs_trial(settled.settings, wanted.asked):
+        return by_spec
+    known = rejection(trials.rejected, wanted.asked)
+    if known is not None:
+        kept = Settled(
+            asked=wanted.asked,
+            settings=settled.settings,
+            trial=known.trial,
+            rolled_back=True,
+            verdict=Verdict.ROLLED_BACK,
+            message=f"{known.message}; it is not tried again for now",
+        )
+        return trials.model_copy(update={"settled": kept})
+    return trials
+
+
+def rejection(rejections: Iterable[Rejected], settings: KVSettings) -> Rejected | None:
+    """Rejection of these settings."""
+    return next((each for each in rejections if each.settings == settings), None)
+
+
+def spec_trial(trials: Trials, wanted: Wanted) -> Record | None:
+    """The trial that an edit of the spec asks for; None where it asks for none or may have none."""
+    settled = trials.settled
+    if trials.running is not None or settled is None or settled.asked == wanted.asked:
+        return None
+    if wanted.policy is None:
+        return None
+    return _record(
+        trial_name(wanted, settled.settings),
+        RequestedBy.SPEC,
+        wanted.asked,
+        settled.settings,
+        wanted.asked,
+        wanted.policy,
+    )
+
+
+def trial_spec(wanted: Wanted, record: Record, policy: KVRollbackPolicySpec) -> KVTrialSpec:
+    """What the KVTrial of an edit says."""
+    eviction = None
+    if record.candidate.eviction != record.stable.eviction:
+        eviction = wanted.eviction
+    return KVTrialSpec(
+        serving_ref=ObjectReference(name=wanted.name),
+        serving_generation=wanted.generation,
+        change=ChangeSpec(
+            kv_cache_dtype=KVCacheDType(record.candidate.kv_cache_dtype), eviction=eviction
+        ),
+        policy=policy,
+        requested_by=RequestedBy.SPEC,
+    )
+
+
+def next_trial(trials: Trials, wanted: Wanted, found: Sequence[KVTrial]) -> Record | None:
+    """The oldest trial that somebody else has asked for and that has not ended."""
+    settled = trials.settled
+    if trials.running is not None or settled is None:
+        return None
+    waiting = sorted(
+        (trial for trial in found if is_open(trial)),
+        key=lambda trial: (trial.metadata.creation_timestamp or "", trial.metadata.name),
+    )
+    for trial in waiting:
+        if trial.spec.requested_by is RequestedBy.SPEC:
+            # Of an edit that is not wanted any more, or whose record was lost: begun anew by it.
+            continue
+        candidate = candidate_of(trial.spec.change, settled.settings)
+        return _record(
+            trial.metadata.name,
+            trial.spec.requested_by,
+            wanted.asked,
+            settled.settings,
+            candidate,
+            trial.spec.policy,
+        )
+    return None
+
+
+def is_open(trial: KVTrial) -> bool:
+    """Whether a trial has not ended."""
+    return trial.status.state is not TrialState.FINISHED
+
+
+def why_not(record: Record, trial: KVTrial | None, rejected: Sequence[Rejected]) -> str:
+    """Why a trial cannot be run at all; empty where it can."""
+    if trial is not None:
+        field = untried(trial.spec.change)
+        if field:
+            return f"spec.change.{field}: expected kvCacheDtype alone, as trials judge no other yet"
+    if record.candidate == record.stable:
+        return f"{record.candidate} is in force already"
+    if record.candidate.eviction != record.stable.eviction:
+        return "eviction: expected no change of it, as probes do not measure eviction yet"
+    known = rejection(rejected, record.candidate)
+    if known is not None and known.trial != record.name:
+        return f"rejected by trial {known.trial}: {known.message}"
+    return ""
+
+
+def trial_name(wanted: Wanted, stable: KVSettings) -> str:
+    """Name of an edit's trial: the same after a restart of the operator, so it is made once."""
+    change = {
+        "from": stable.model_dump(mode="json"),
+        "to": wanted.asked.model_dump(mode="json"),
+        "generation": wanted.generation,
+    }
+    ending = f"-{content_hash(change)[:NAME_HASH]}"
+    return wanted.name[: NAME_LIMIT - len(ending)] + ending
+
+
+def _record(
+    name: str,
+    requested_by: RequestedBy,
+    asked: KVSettings,
+    stable: KVSettings,
+    candidate: KVSettings,
+    policy: KVRollbackPolicySpec,
+) -> Record:
+    return Record(
+        name=name,
+        requested_by=requested_by,
+        asked=asked,
+        stable=stable,
+        candidate=candidate,
+        fallback=fallback_of(policy),
+        plan=plan_of(policy),
+        reject_for_seconds=policy.memory.reject_for_seconds,
+    )
+
+
+def after(trials: Trials, record: Record, now: float) -> Trials:
+    """What a trial that has ended leaves in force, and what it rejects."""
+    conclusion = record.progress.conclusion
+    if conclusion is None:
+        raise ValueError(f"expected trial {record.name} to have a conclusion")
+    promoted = record.remains == record.candidate
+    spec_wanted_it = record.requested_by is RequestedBy.SPEC
+    settled = Settled(
+        asked=record.asked,
+        settings=record.remains,
+        trial=record.name,
+        rolled_back=spec_wanted_it and not promoted,
+        verdict=conclusion.verdict,
+        message=f"{record.change}: {conclusion.message}",
+    )
+    rejected = trials.rejected
+    if conclusion.rejects and record.reject_for_seconds:
+        entry = Rejected(
+            settings=record.candidate,
+            trial=record.name,
+            message=conclusion.message,
+            until=now + record.reject_for_seconds,
+        )
+        rejected = (*(r for r in rejected if r.settings != record.candidate), entry)[-16:]
+    return Trials(running=None, settled=settled, rejected=rejected)

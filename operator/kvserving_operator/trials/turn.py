@@ -1,0 +1,252 @@
+"""One look at the trials of a KVServing: what was seen goes in, what is to be done comes out; pure.
+
+Nothing is acted on before it is remembered: a killed operator goes on where it was.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kvserving_operator.api.v1alpha1 import KVTrial
+from kvserving_operator.live import (
+    AUTO,
+    KVSettings,
+    Refusal,
+    differences,
+    offered,
+    offers_of,
+)
+from kvserving_operator.observe import PodView
+from kvserving_operator.trials.probing import Pair, Request, builtin_set
+from kvserving_operator.trials.record import Record, Trials
+from kvserving_operator.trials.select import Wanted, after, next_trial, settle, spec_trial, why_not
+from kvserving_tuner.judge import HardStop
+from kvserving_tuner.observation import Observation
+from kvserving_tuner.probes.prompts import Prompt
+from kvserving_tuner.readings import Known
+from kvserving_tuner.runtime_client import RuntimeState
+from kvserving_tuner.sources.base import EngineTarget
+from kvserving_tuner.trials.blocks import block_of
+from kvserving_tuner.trials.machine import Facts, Wish, advance, next_prompts, scored
+from kvserving_tuner.trials.progress import (
+    SCREENED,
+    Conclusion,
+    End,
+    State,
+    Verdict,
+)
+
+FINISHED_TOTAL = "finished"
+"""Name of the observation's counter of finished requests."""
+MOST_PROMPTS = 400
+"""Built-in prompts: at 2 %, a median of 60 tell int8 from a drop at the bound."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Engines at one look."""
+
+    pods: tuple[PodView, ...]
+    """Those that are not on their way out."""
+    runtime: Mapping[str, RuntimeState]
+    targets: Mapping[str, EngineTarget]
+    refusals: tuple[Refusal, ...]
+    observation: Observation | None
+    pairs: tuple[Pair, ...]
+    model: str
+    max_tokens: int
+    now: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What follows from one look."""
+
+    trials: Trials
+    before: Record | None = None
+    """The trial as it was; None where none ran."""
+    record: Record | None = None
+    """The trial that was looked at; it may just have ended."""
+    begun: bool = False
+    """Whether the spec asks for it now for the first time: its KVTrial is to be made."""
+    probes: tuple[Request, ...] = ()
+    prompts: tuple[Prompt, ...] = ()
+
+
+def look(trials: Trials, wanted: Wanted, found: Sequence[KVTrial], seen: Seen) -> Outcome:
+    """Settle what needs no trial, begin one, or take the one under way a step on."""
+    trials = settle(trials, wanted, seen.now)
+    before = record = trials.running
+    by_name = {trial.metadata.name: trial for trial in found}
+    begun = False
+    if record is None:
+        record = next_trial(trials, wanted, found)
+        if record is None:
+            record = spec_trial(trials, wanted)
+            begun = record is not None and record.name not in by_name
+        if record is None:
+            return Outcome(trials)
+    trial = by_name.get(record.name)
+    problem = why_not(record, trial, trials.rejected) if before is None else ""
+    if problem:
+        conclusion = Conclusion(verdict=Verdict.FAILED, reason=End.NOT_SUPPORTED, message=problem)
+        progress = record.progress.becomes(
+            State.FINISHED, conclusion=conclusion, finished_at=seen.now
+        )
+        record = record.model_copy(update={"progress": progress})
+        return Outcome(after(trials, record, seen.now), before, record, begun)
+    record, facts = _facts(record, wanted, trial, seen, is_new=before is None)
+    prompts = builtin_set(min(MOST_PROMPTS, record.plan.max_samples), _block_size(seen))
+    record, facts = _with_evidence(record, replace(facts, prompts=len(prompts)), seen)
+    progress = advance(record.plan, record.progress, facts)
+    record = record.model_copy(update={"progress": progress})
+    if progress.state is State.FINISHED:
+        return Outcome(after(trials, record, seen.now), before, record, begun)
+    kept = trials.model_copy(update={"running": record})
+    return Outcome(kept, before, record, begun, _next_probes(record, facts, seen), prompts)
+
+
+def _facts(
+    record: Record, wanted: Wanted, trial: KVTrial | None, seen: Seen, *, is_new: bool
+) -> tuple[Record, Facts]:
+    """Record with what was counted, and facts for the machine but for the evidence."""
+    ready = tuple(sorted(pod.name for pod in seen.pods if pod.ready and pod.name in seen.runtime))
+    has = frozenset(n for n in ready if not differences(record.candidate, seen.runtime[n]))
+    containers = {pod.name: pod.container_id for pod in seen.pods}
+    candidates = record.progress.candidates
+    ended = [
+        name
+        for name, container in record.containers.items()
+        if name in candidates and containers.get(name, container) != container
+    ]
+    known = {
+        **{name: c for name, c in record.containers.items() if name in candidates},
+        **{name: containers[name] for name in has if name in candidates and name not in ended},
+    }
+    finished, counted = _finished(record, seen, has)
+    refusal = next(
+        (each for each in seen.refusals if each.key == record.candidate.key(record.name)), None
+    )
+    record = record.model_copy(update={"containers": known, "finished": counted})
+    facts = Facts(
+        now=seen.now,
+        ready=ready,
+        changed=has,
+        settled=_settled(record, seen),
+        offered=all(offered(record.candidate, offers_of(seen.runtime[n])) for n in ready),
+        finished=finished,
+        blocked=_blocked(seen),
+        refused="" if refusal is None else f"pod {refusal.pod}: {refusal.message}",
+        hard_stop=HardStop.CRASHED if ended else None,
+        superseded=_superseded(record, wanted, trial, is_new=is_new),
+        wish=Wish.RUN if trial is None else Wish(trial.spec.control.value),
+    )
+    return record, facts
+
+
+def _superseded(record: Record, wanted: Wanted, trial: KVTrial | None, *, is_new: bool) -> str:
+    if wanted.asked != record.asked:
+        return f"spec.kvCache was edited to {wanted.asked}"
+    # A new one's object is made after this look.
+    if trial is None and not is_new and record.progress.looked_at is not None:
+        return "its KVTrial was deleted"
+    return ""
+
+
+def _settled(record: Record, seen: Seen) -> bool:
+    """Whether every pod reports what it is to have; a pod that cannot be asked may not."""
+    return all(
+        pod.name in seen.runtime
+        and not differences(record.settings_of(pod.name), seen.runtime[pod.name])
+        for pod in seen.pods
+    )
+
+
+def _finished(record: Record, seen: Seen, has: frozenset[str]) -> tuple[float, dict[str, float]]:
+    """Requests that candidates have finished since the last count, and the counts."""
+    if seen.observation is None:
+        return 0.0, dict(record.finished)
+    new, counted = 0.0, {}
+    for engine in seen.observation.engines:
+        total = engine.totals.get(FINISHED_TOTAL)
+        if engine.target not in has or not isinstance(total, Known):
+            continue
+        before = record.finished.get(engine.target)
+        # A counter that went back is that of another process.
+        new += max(0.0, total.value - before) if before is not None else 0.0
+        counted[engine.target] = total.value
+    return new, counted
+
+
+def _blocked(seen: Seen) -> str:
+    if seen.observation is not None and seen.observation.blocking():
+        return seen.observation.blocking()[0].message
+    failed = next((pair for pair in seen.pairs if pair.error), None)
+    if failed is not None:
+        return ("ProbeSetTooShort: " if failed.too_short else "probe: ") + failed.error
+    return ""
+
+
+def _with_evidence(record: Record, facts: Facts, seen: Seen) -> tuple[Record, Facts]:
+    """With the pairs and the block that were measured since the last look."""
+    progress = record.progress
+    for pair in seen.pairs:
+        kind = pair.request.kind
+        number = progress.screened if kind == SCREENED else progress.served
+        if pair.error or (pair.request.trial, pair.request.number) != (record.name, number):
+            continue
+        if math.isnan(pair.rise):
+            facts = replace(facts, hard_stop=HardStop.NOT_A_NUMBER)
+            break
+        progress = scored(record.plan, progress, kind, pair.stratum, [pair.rise])
+    block_from = record.block_from
+    serving = progress.candidates and facts.changed >= set(progress.candidates)
+    if not (progress.state is State.RUNNING and serving):
+        block_from = seen.now
+    elif seen.observation is not None and not facts.blocked:
+        block = block_of(seen.observation, progress.candidates, block_from)
+        if block is not None:
+            block_from = block.end
+            for guard, value in block.numbers.items():
+                if guard in record.plan.guards:
+                    progress = progress.compared(record.plan.guard(guard), [value])
+    update = {"progress": progress, "block_from": block_from}
+    return record.model_copy(update=update), facts
+
+
+def _next_probes(record: Record, facts: Facts, seen: Seen) -> tuple[Request, ...]:
+    """The next few pairs, each on the next pod in turn."""
+    chosen = next_prompts(record.plan, record.progress, facts)
+    if chosen is None:
+        return ()
+    kind, numbers = chosen
+    pods = facts.ready
+    if kind != SCREENED:
+        pods = tuple(name for name in facts.ready if name in record.progress.candidates)
+    return tuple(_request(record, kind, number, pods, seen) for number in numbers)
+
+
+def _request(record: Record, kind: str, number: int, pods: Sequence[str], seen: Seen) -> Request:
+    name = pods[number % len(pods)]
+    state = seen.runtime[name]
+    baseline = str(state.startup.get("dtype", ""))
+    return Request(
+        trial=record.name,
+        kind=kind,
+        number=number,
+        target=seen.targets[name],
+        model=seen.model,
+        block_size=state.capacity.block_size or 0,
+        max_tokens=seen.max_tokens,
+        dtype=_resolved(record.candidate, baseline),
+        baseline=baseline,
+    )
+
+
+def _resolved(settings: KVSettings, sixteen_bits: str) -> str:
+    return sixteen_bits if settings.kv_cache_dtype == AUTO else settings.kv_cache_dtype
+
+
+def _block_size(seen: Seen) -> int:
+    sizes = [state.capacity.block_size or 0 for state in seen.runtime.values()]
+    return max(sizes, default=0) or 128

@@ -1,0 +1,273 @@
+"""Edits of `spec.kvCache` under a policy, and KVTrials that people make, from begin to end."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from kvserving_operator.kinds import Kind
+from operatorkit.specs import NAME, NAMESPACE
+from operatorkit.world import World
+
+POLICY: dict[str, Any] = {
+    "ab": {"steps": [50, 100], "minRequests": 4, "minDurationSeconds": 20},
+    "guards": {},
+    "quality": {"minSamples": 5},
+}
+GUARDED = {"rollbackPolicyRef": {"name": "policy"}}
+
+
+def put_policy(world: World, **changes: Any) -> None:
+    spec = {**POLICY, **changes}
+    world.cluster.objects[(Kind.KVRollbackPolicy, NAMESPACE, "policy")] = {
+        "apiVersion": "kvserving.dev/v1alpha1",
+        "kind": "KVRollbackPolicy",
+        "metadata": {"name": "policy", "namespace": NAMESPACE, "uid": "policy-uid"},
+        "spec": spec,
+    }
+
+
+def put_trial(world: World, name: str = "by-hand", dtype: str = "int8", **spec: Any) -> None:
+    key = (Kind.KVTrial, NAMESPACE, name)
+    old = world.cluster.objects.get(key, {})
+    world.cluster.objects[key] = {
+        "apiVersion": "kvserving.dev/v1alpha1",
+        "kind": "KVTrial",
+        "metadata": {"name": name, "namespace": NAMESPACE, "uid": name, "generation": 1},
+        "spec": {
+            "servingRef": {"name": NAME},
+            "change": {"kvCacheDtype": dtype},
+            "policy": POLICY,
+            **spec,
+        },
+        "status": old.get("status", {}),
+    }
+
+
+def trials(world: World) -> dict[str, dict[str, Any]]:
+    return world.cluster.of(Kind.KVTrial)
+
+
+def only_trial(world: World) -> dict[str, Any]:
+    (found,) = trials(world).values()
+    status: dict[str, Any] = found["status"]
+    return status
+
+
+async def serve(world: World, looks: int, finishes: int = 2) -> None:
+    """Looks with users' requests, and time for probes in between."""
+    for _ in range(looks):
+        world.engines.finished += finishes
+        await world.tick()
+        for _ in range(8):
+            await asyncio.sleep(0)
+
+
+async def ready(world: World, replicas: int = 2, **spec: Any) -> None:
+    put_policy(world)
+    world.put(replicas=replicas, **GUARDED, **spec)
+    await world.settle()
+
+
+def dtypes(world: World) -> list[str]:
+    return [world.engines.dtypes.get(f"10.0.0.{n}", "bfloat16") for n in (1, 2)]
+
+
+async def test_a_good_format_goes_from_probes_to_some_pods_to_all(world: World) -> None:
+    await ready(world)
+    world.put(replicas=2, **GUARDED, kvCache={"dtype": "int8"})
+    await serve(world, 3)
+    assert "Screening" == only_trial(world)["state"]
+    assert ["bfloat16", "bfloat16"] == dtypes(world)
+    assert "TrialRunning" == world.condition("QualityGate")["reason"]
+    await serve(world, 6)
+    assert "Running" == only_trial(world)["state"]
+    assert ["int8", "bfloat16"] == dtypes(world)
+    await serve(world, 120)
+    status = only_trial(world)
+    assert ("Finished", "Promoted") == (status["state"], status["verdict"])
+    assert ["int8", "int8"] == dtypes(world)
+    assert "int8" == world.status["effective"]["kvCacheDtype"]
+    assert ("True", "Passed") == (
+        world.condition("QualityGate")["status"],
+        world.condition("QualityGate")["reason"],
+    )
+    assert "False" == world.condition("RolledBack")["status"]
+    evidence = {each["name"]: each for each in status["evidence"]}
+    assert "Passed" == evidence["ServedLikelihoodShort"]["outcome"]
+    assert world.said("TrialStarted")
+    assert world.said("TrialPromoted")
+
+
+async def test_a_bad_format_never_reaches_a_pod(world: World) -> None:
+    await ready(world)
+    world.put(replicas=2, **GUARDED, kvCache={"dtype": "int2"})
+    await serve(world, 40)
+    status = only_trial(world)
+    assert ("RolledBack", "QualityDrop") == (status["verdict"], status["reason"])
+    assert "int2" not in [body.get("kv_cache_dtype") for _, body in world.engines.patches]
+    rolled_back = world.condition("RolledBack")
+    assert ("True", "TrialRolledBack") == (rolled_back["status"], rolled_back["reason"])
+    assert "Failed" == world.condition("QualityGate")["reason"]
+    (said,) = world.said("TrialRolledBack")
+    assert "ScreenedLikelihoodShort" in said
+    assert "at most 2.00 % accepted" in said
+    # Not tried again, whatever is edited in between.
+    world.put(replicas=2, **GUARDED)
+    await serve(world, 3)
+    assert "False" == world.condition("RolledBack")["status"]
+    world.put(replicas=2, **GUARDED, kvCache={"dtype": "int2"})
+    await serve(world, 10)
+    assert 1 == len(trials(world))
+    assert "True" == world.condition("RolledBack")["status"]
+
+
+async def test_a_format_that_fails_in_service_sends_all_to_the_fallback(world: World) -> None:
+    await ready(world)
+    world.put(replicas=2, **GUARDED, kvCache={"dtype": "int8"})
+    await serve(world, 9)
+    assert ["int8", "bfloat16"] == dtypes(world)
+    world.engines.worse["int8"] = 0.4
+    await serve(world, 40)
+    status = only_trial(world)
+    assert ("RolledBack", "QualityDrop") == (status["verdict"], status["reason"])
+    assert ["bfloat16", "bfloat16"] == dtypes(world)
+    assert "ServedLikelihoodShort" in status["message"]
+
+
+async def test_an_edit_without_a_policy_needs_no_trial(world: World) -> None:
+    world.put()
+    await world.settle()
+    world.put(kvCache={"dtype": "int2"})
+    await serve(world, 3)
+    assert {} == trials(world)
+    assert "int2" == world.engines.dtypes["10.0.0.1"]
+
+
+async def test_the_way_back_to_16_bits_needs_no_trial(world: World) -> None:
+    await ready(world, kvCache={"dtype": "int4"})
+    world.engines.dtypes |= {"10.0.0.1": "int4", "10.0.0.2": "int4"}
+    await serve(world, 1)
+    world.put(replicas=2, **GUARDED)
+    await serve(world, 3)
+    assert {} == trials(world)
+    assert ["bfloat16", "bfloat16"] == dtypes(world)
+
+
+async def test_a_missing_policy_blocks_the_edit_and_says_so(world: World) -> None:
+    world.put(replicas=2, **GUARDED)
+    await world.settle()
+    world.put(replicas=2, **GUARDED, kvCache={"dtype": "int8"})
+    await serve(world, 5)
+    assert ["bfloat16", "bfloat16"] == dtypes(world)
+    assert "PolicyNotFound" == world.condition("QualityGate")["reason"]
+    put_policy(world)
+    await serve(world, 5)
+    assert "Screening" == only_trial(world)["state"]
+
+
+async def test_a_newer_edit_supersedes_and_is_not_held_up(world: World) -> None:
+    await ready(world)
+    world.put(replicas=2, **GUARDED, kvCache={"dtype": "int8"})
+    await serve(world, 9)
+    world.put(replicas=2, **GUARDED, kvCache={"dtype": "int4"})
+    await serve(world, 5)
+    verdicts = {t["spec"]["change"]["kvCacheDtype"]: t["status"] for t in trials(world).values()}
+    assert ("Void", "Superseded") == (verdicts["int8"]["verdict"], verdicts["int8"]["reason"])
+    assert "Screening" == verdicts["int4"]["state"]
+    assert ["bfloat16", "bfloat16"] == dtypes(world)
+
+
+@pytest.mark.parametrize("looks", range(2, 60, 6))
+async def test_an_operator_killed_at_any_moment_goes_on(world: World, looks: int) -> None:
+    await ready(world)
+    world.put(replicas=2, **GUARDED, kvCache={"dtype": "int8"})
+    await serve(world, looks)
+    world.new_controller()
+    await serve(world, 140)
+    assert "Promoted" == only_trial(world)["verdict"]
+    assert ["int8", "int8"] == dtypes(world)
+    assert 1 == len(world.said("TrialPromoted"))
+
+
+async def test_a_trial_by_hand_pauses_waits_for_approval_and_is_promoted(world: World) -> None:
+    await ready(world)
+    manual = {**POLICY, "ab": {**POLICY["ab"], "approval": "Manual"}}
+    put_trial(world, policy=manual, control="Pause")
+    await serve(world, 10)
+    assert "Paused" == only_trial(world)["state"]
+    put_trial(world, policy=manual)
+    await serve(world, 120)
+    assert "Approval" == only_trial(world)["state"]
+    put_trial(world, policy=manual, control="Promote")
+    await serve(world, 3)
+    assert "Promoted" == only_trial(world)["verdict"]
+    promoted = {each["field"]: each for each in world.status["promoted"]}
+    assert ("int8", "by-hand") == (
+        promoted["KVCacheDType"]["value"],
+        promoted["KVCacheDType"]["trial"],
+    )
+    # An edit of the field ends the promoted value.
+    world.put(replicas=2, kvCache={"dtype": "bfloat16"})
+    await serve(world, 4)
+    assert "KVCacheDType" not in [each["field"] for each in world.status.get("promoted", ())]
+    assert ["bfloat16", "bfloat16"] == dtypes(world)
+
+
+async def test_no_evidence_holds_and_the_policy_says_for_how_long(world: World) -> None:
+    await ready(world)
+    ab = {**POLICY["ab"], "stallTimeoutSeconds": 60}
+    put_trial(world, policy={**POLICY, "ab": ab})
+    put_trial(world, "second", policy={**POLICY, "ab": {**ab, "onStall": "Rollback"}})
+    world.engines.probe_error = httpx.Response(503, json={"error": {"message": "no memory"}})
+    await serve(world, 40)
+    first = trials(world)["by-hand"]["status"]
+    assert "Screening" == first["state"]
+    assert "no usable evidence" in first["message"]
+    assert "no memory" in first["message"]
+    assert "verdict" not in first
+    put_trial(world, policy={**POLICY, "ab": ab}, control="RollBack")
+    await serve(world, 40)
+    statuses = {name: trial["status"] for name, trial in trials(world).items()}
+    assert ("RolledBack", "AskedFor") == (
+        statuses["by-hand"]["verdict"],
+        statuses["by-hand"]["reason"],
+    )
+    assert ("Inconclusive", "Stalled") == (
+        statuses["second"]["verdict"],
+        statuses["second"]["reason"],
+    )
+
+
+async def test_what_trials_cannot_judge_is_refused_with_its_field(world: World) -> None:
+    await ready(world)
+    put_trial(world, change={"maxActiveSeqs": 4})
+    await serve(world, 2)
+    status = only_trial(world)
+    assert ("Failed", "NotSupported") == (status["verdict"], status["reason"])
+    assert "spec.change.max_active_seqs" in status["message"]
+
+
+async def test_an_engine_that_cannot_take_the_change_ends_the_trial(world: World) -> None:
+    await ready(world)
+    world.engines.failing |= {"10.0.0.1": "out of memory"}
+    world.put(replicas=2, **GUARDED, kvCache={"dtype": "int8"})
+    await serve(world, 20)
+    status = only_trial(world)
+    assert ("Failed", "SettingsRefused") == (status["verdict"], status["reason"])
+    assert "out of memory" in status["message"]
+    assert ["bfloat16", "bfloat16"] == dtypes(world)
+
+
+async def test_a_candidate_whose_engine_ends_is_rolled_back_at_once(world: World) -> None:
+    await ready(world)
+    world.put(replicas=2, **GUARDED, kvCache={"dtype": "int8"})
+    await serve(world, 9)
+    pod = next(iter(world.engine_pods().values()))
+    world.engines.dtypes.pop("10.0.0.1")
+    world.come_up(pod, "c2")
+    await serve(world, 3)
+    status = only_trial(world)
+    assert ("RolledBack", "HardStop") == (status["verdict"], status["reason"])
+    assert ["bfloat16", "bfloat16"] == dtypes(world)

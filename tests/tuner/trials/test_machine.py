@@ -1,0 +1,327 @@
+"""The trial's states: what moves them on, and what holds whatever is seen."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvserving_tuner.judge import HardStop
+from kvserving_tuner.trials.machine import (
+    MOST_SECONDS,
+    Facts,
+    Wish,
+    advance,
+    next_prompts,
+    scored,
+)
+from kvserving_tuner.trials.plan import Guard, OnStall, Plan
+from kvserving_tuner.trials.progress import (
+    ACTIVE,
+    SCREENED,
+    SERVED,
+    End,
+    Progress,
+    State,
+    Verdict,
+)
+
+PODS = ("a", "b", "c", "d")
+PLAN = Plan(steps=(25, 50), min_requests=10, min_seconds=60, min_samples=5, stall_seconds=300)
+GOOD, BAD = [0.0005] * 80, [0.4] * 80
+
+
+def facts(now: float = 1000.0, **more: Any) -> Facts:
+    known: dict[str, Any] = {
+        "ready": PODS, "changed": frozenset(), "settled": True, "prompts": 400, **more
+    }  # fmt: skip
+    return Facts(now, **known)
+
+
+class Fleet:
+    """Pods that take what they are to have at once, and users that send requests."""
+
+    def __init__(self, plan: Plan, pods: Sequence[str] = PODS) -> None:
+        self.plan, self.pods, self.now = plan, tuple(pods), 1000.0
+        self.progress = Progress()
+        self.seen = [State.PENDING]
+
+    def look(self, seconds: float = 5.0, finished: float = 5.0, **more: Any) -> Progress:
+        """One look, with what a test says is different from a fleet in order."""
+        self.now += seconds
+        promoting = self.progress.state is State.PROMOTING
+        changed = frozenset(self.pods if promoting else self.progress.candidates)
+        found = facts(
+            self.now, **{"ready": self.pods, "changed": changed, "finished": finished, **more}
+        )
+        self.progress = advance(self.plan, self.progress, found)
+        if self.seen[-1] is not self.progress.state:
+            self.seen.append(self.progress.state)
+        return self.progress
+
+    def pods_on_trial(self) -> tuple[str, ...]:
+        """Pods that are to have the change."""
+        return self.progress.candidates
+
+    def score(self, kind: str, rises: Sequence[float]) -> None:
+        """Give the trial evidence on quality."""
+        self.progress = scored(self.plan, self.progress, kind, "Medium", rises)
+
+    def until(self, reached: Callable[[Progress], bool], looks: int = 100) -> Progress:
+        """Look until something is reached."""
+        for _ in range(looks):
+            if reached(self.progress):
+                return self.progress
+            self.look()
+        raise AssertionError(f"not reached: {self.progress.state}, {self.progress.note}")
+
+
+def in_state(state: State) -> Callable[[Progress], bool]:
+    return lambda progress: progress.state is state
+
+
+def running(plan: Plan = PLAN, pods: Sequence[str] = PODS) -> Fleet:
+    """A fleet whose trial has been screened and serves."""
+    fleet = Fleet(plan, pods)
+    fleet.until(in_state(State.SCREENING))
+    fleet.score(SCREENED, GOOD[:10])
+    fleet.until(in_state(State.RUNNING))
+    return fleet
+
+
+def test_a_change_that_keeps_quality_is_promoted_step_by_step() -> None:
+    fleet = running()
+    assert fleet.pods_on_trial() == ("a",)
+    fleet.score(SERVED, GOOD)
+    fleet.until(lambda progress: progress.step == 1)
+    assert fleet.pods_on_trial() == ("a", "b")
+    progress = fleet.until(in_state(State.FINISHED))
+    assert progress.conclusion is not None
+    assert progress.conclusion.verdict is Verdict.PROMOTED
+    assert fleet.seen == [
+        State.PENDING, State.SCREENING, State.RUNNING, State.PROMOTING, State.FINISHED
+    ]  # fmt: skip
+
+
+def test_screening_ends_a_bad_change_before_any_pod_has_it() -> None:
+    fleet = Fleet(PLAN)
+    fleet.until(in_state(State.SCREENING))
+    fleet.score(SCREENED, BAD[:5])
+    # Worse than the bound in the mean, though not yet shown: no pod takes it.
+    assert fleet.look().state is State.SCREENING
+    fleet.score(SCREENED, BAD)
+    progress = fleet.until(in_state(State.FINISHED))
+    assert progress.conclusion is not None
+    assert (progress.conclusion.verdict, progress.conclusion.to_fallback) == (
+        Verdict.ROLLED_BACK,
+        False,
+    )
+    assert State.RUNNING not in fleet.seen
+
+
+def test_a_fall_in_service_goes_to_the_fallback() -> None:
+    fleet = running()
+    fleet.score(SERVED, BAD)
+    assert fleet.look().state is State.ROLLING_BACK
+    assert fleet.progress.conclusion is not None
+    assert fleet.progress.conclusion.to_fallback
+    assert fleet.progress.candidates == ()
+    assert fleet.look(settled=False).state is State.ROLLING_BACK
+    assert fleet.look().state is State.FINISHED
+
+
+def test_a_guard_rolls_back_to_what_was_in_force() -> None:
+    fleet = running(PLAN.model_copy(update={"guards": {Guard.TTFT: 10}}))
+    criterion = fleet.plan.guard(Guard.TTFT)
+    fleet.progress = fleet.progress.compared(criterion, [0.5] * 40)
+    assert fleet.look().conclusion is not None
+    assert fleet.progress.conclusion is not None
+    assert not fleet.progress.conclusion.to_fallback
+    assert "TTFT" in fleet.progress.conclusion.message
+
+
+@pytest.mark.parametrize("seconds", [50.0, 3600.0])
+def test_a_step_needs_its_requests_and_its_time(seconds: float) -> None:
+    fleet = running()
+    fleet.score(SERVED, GOOD)
+    fleet.look(seconds, finished=9)
+    assert fleet.progress.step == 0
+    # Time that nobody looked at does not count as a whole.
+    assert fleet.progress.step_seconds <= MOST_SECONDS
+    fleet.look(1, finished=1)
+    assert fleet.progress.step == int(seconds >= MOST_SECONDS)
+
+
+def test_clocks_stand_while_a_person_pauses_and_while_pods_switch() -> None:
+    fleet = running(PLAN.model_copy(update={"min_requests": 1000}))
+    fleet.look(30)
+    before = fleet.progress.step_seconds
+    for _ in range(5):
+        fleet.look(30, wish=Wish.PAUSE)
+    fleet.look(30, changed=frozenset())
+    assert fleet.progress.step_seconds == before
+    assert fleet.progress.stalled_seconds == 0
+    fleet.look(30)
+    assert fleet.progress.step_seconds == before + 30
+
+
+def test_one_engine_is_switched_in_place_in_a_single_step() -> None:
+    fleet = running(pods=("only",))
+    assert fleet.progress.candidates == ("only",)
+    fleet.score(SERVED, GOOD)
+    fleet.until(in_state(State.PROMOTING))
+    assert fleet.progress.step == 0
+
+
+def test_one_engine_is_left_alone_where_the_policy_says_so() -> None:
+    fleet = Fleet(PLAN.model_copy(update={"single_replica": False}), ("only",))
+    fleet.look()
+    assert fleet.progress.conclusion is not None
+    assert fleet.progress.conclusion.reason is End.SINGLE_REPLICA
+
+
+def test_a_manual_policy_waits_for_a_person_and_goes_on_watching() -> None:
+    plan = PLAN.model_copy(update={"manual": True})
+    fleet = running(plan)
+    fleet.score(SERVED, GOOD)
+    fleet.until(in_state(State.APPROVAL))
+    for _ in range(100):
+        assert fleet.look(60, finished=0).state is State.APPROVAL
+    bad = fleet.progress
+    assert fleet.look(wish=Wish.PROMOTE).state is State.PROMOTING
+    fleet.progress = bad
+    fleet.score(SERVED, BAD * 10)
+    assert fleet.look().state is State.ROLLING_BACK
+
+
+@pytest.mark.parametrize(("on_stall", "ends"), [(OnStall.HOLD, False), (OnStall.ROLLBACK, True)])
+@pytest.mark.parametrize("why", [{"blocked": "metrics are stale"}, {"finished": 0.0}])
+def test_without_evidence_the_policy_decides(
+    on_stall: OnStall, ends: bool, why: dict[str, Any]
+) -> None:
+    fleet = running(PLAN.model_copy(update={"on_stall": on_stall}))
+    for _ in range(int(PLAN.stall_seconds // 30) - 1):
+        assert fleet.look(30, **{"finished": 0.0, **why}).state is State.RUNNING
+    assert fleet.look(30, **{"finished": 0.0, **why}).conclusion is None or ends
+    assert (fleet.progress.state is State.ROLLING_BACK) == ends
+    if ends:
+        assert fleet.progress.conclusion is not None
+        assert fleet.progress.conclusion.verdict is Verdict.INCONCLUSIVE
+    else:
+        assert "no usable evidence" in fleet.progress.note
+
+
+@pytest.mark.parametrize(
+    ("seen", "verdict", "reason"),
+    [
+        ({"superseded": "spec was edited"}, Verdict.VOID, "Superseded"),
+        ({"wish": Wish.ROLL_BACK}, Verdict.ROLLED_BACK, "AskedFor"),
+        ({"refused": "out of memory"}, Verdict.FAILED, "SettingsRefused"),
+        ({"hard_stop": HardStop.CRASHED}, Verdict.ROLLED_BACK, "HardStop"),
+    ],
+)
+@pytest.mark.parametrize("state", sorted(ACTIVE))
+def test_what_comes_from_outside_ends_a_trial_in_any_state(
+    state: State, seen: dict[str, Any], verdict: Verdict, reason: str
+) -> None:
+    before = Progress(state=state, candidates=("a",))
+    after = advance(PLAN, before, facts(**seen))
+    assert after.state is State.ROLLING_BACK
+    assert after.conclusion is not None
+    assert (after.conclusion.verdict, after.conclusion.reason.value) == (verdict, reason)
+    assert after.candidates == ()
+
+
+def test_pods_that_refuse_while_all_are_switched_send_everybody_back() -> None:
+    fleet = running()
+    fleet.score(SERVED, GOOD)
+    fleet.until(in_state(State.PROMOTING))
+    fleet.look(refused="pod c: out of memory")
+    assert fleet.progress.state is State.ROLLING_BACK
+    assert fleet.progress.conclusion is not None
+    assert fleet.progress.conclusion.verdict is Verdict.FAILED
+
+
+def test_a_set_without_enough_prompts_is_said_to_be_too_small() -> None:
+    fleet = Fleet(PLAN)
+    fleet.look(prompts=3)
+    fleet.score(SCREENED, GOOD[:3])
+    fleet.look(prompts=3)
+    assert fleet.progress.conclusion is not None
+    assert fleet.progress.conclusion.reason is End.SET_EXHAUSTED
+
+
+def test_candidates_stay_and_gone_ones_are_replaced() -> None:
+    fleet = running()
+    fleet.look(ready=("b", "c", "d"), changed=frozenset())
+    assert fleet.progress.candidates == ("b",)
+    fleet.look(ready=("a", "b", "c", "d"), changed=frozenset({"b"}))
+    assert fleet.progress.candidates == ("b",)
+
+
+def test_prompts_are_asked_for_in_their_order_and_not_twice() -> None:
+    fleet = Fleet(PLAN)
+    fleet.look()
+    asked = next_prompts(PLAN, fleet.progress, facts())
+    assert asked is not None
+    assert (asked[0], asked[1][0]) == (SCREENED, 0)
+    fleet.score(SCREENED, GOOD[:7])
+    asked = next_prompts(PLAN, fleet.progress, facts())
+    assert asked is not None
+    assert asked[1][0] == 7
+    assert next_prompts(PLAN, fleet.progress, facts(wish=Wish.PAUSE)) is None
+    assert next_prompts(PLAN, fleet.progress, facts(prompts=7)) is None
+
+
+seconds = st.floats(0, 600)
+looks = st.builds(
+    lambda passed, ready, has, **more: (passed, ready, has, more),
+    passed=seconds,
+    ready=st.sets(st.sampled_from(PODS)),
+    has=st.sets(st.sampled_from(PODS)),
+    settled=st.booleans(),
+    offered=st.sampled_from([True, True, True, False]),
+    finished=st.floats(0, 50),
+    blocked=st.sampled_from(["", "", "stale"]),
+    refused=st.sampled_from(["", "", "", "no memory"]),
+    hard_stop=st.sampled_from([None, None, None, HardStop.CRASHED]),
+    superseded=st.sampled_from(["", "", "", "edited"]),
+    wish=st.sampled_from(list(Wish)),
+)
+ORDER = (
+    State.PENDING, State.SCREENING, State.RUNNING, State.APPROVAL, State.PROMOTING,
+    State.ROLLING_BACK, State.FINISHED,
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(looks, st.sampled_from([0.0, 0.001, 0.05, 0.3])), max_size=40),
+    st.booleans(),
+)
+def test_whatever_is_seen_a_trial_ends_once_and_never_in_silence(
+    steps: list[tuple[Any, float]], manual: bool
+) -> None:
+    plan = PLAN.model_copy(update={"manual": manual})
+    progress, now = Progress(), 0.0
+    for (passed, ready, has, more), rise in steps:
+        now += passed
+        names = tuple(sorted(ready))
+        found = replace(facts(now), ready=names, changed=frozenset(has & ready), **more)
+        asked = next_prompts(plan, progress, found)
+        if asked is not None and rise:
+            progress = scored(plan, progress, asked[0], "Medium", [rise] * 5)
+        before, progress = progress, advance(plan, progress, found)
+        # Never backwards, and what is decided stays decided, but for a promotion that fails.
+        assert ORDER.index(progress.state) >= ORDER.index(before.state)
+        if before.conclusion is not None and before.state is not State.PROMOTING:
+            assert progress.conclusion == before.conclusion
+        # Nothing is promoted but by evidence on quality in service.
+        if progress.state is State.PROMOTING and before.state is not State.PROMOTING:
+            served = progress.quality(SERVED).values()
+            assert served
+            assert all(c.is_safe(plan.rules.false_promotion) for c in served)
+        assert (progress.conclusion is None) == (progress.state in ACTIVE)
+        assert Progress.model_validate_json(progress.model_dump_json()) == progress

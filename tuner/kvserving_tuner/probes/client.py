@@ -1,0 +1,91 @@
+"""Client of the engine's probe: how likely a prompt is through its KV cache."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httpx
+
+from kvserving_tuner.engine_api import call
+from kvserving_tuner.errors import BadAnswer
+from kvserving_tuner.probes.prompts import Prompt
+from kvserving_tuner.sources.base import EngineTarget
+
+PROBE_PATH: Final = "/kvserving/v1/probe"
+TOKENIZE_PATH: Final = "/tokenize"
+PROBE_SECONDS: Final = 600.0
+"""The engine's own limit; beside users' requests a probe gets a fifth of the time."""
+
+FORM: Final = "prefill"
+"""Tokens read what was stored in both forms; in chunks a probe costs users a tenth of the time."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Likelihood of a prompt through a cache of one format."""
+
+    nats: float
+    """Sum of the negative log-likelihoods; NaN where the engine computed no numbers."""
+    tokens: int
+    dtype: str
+    low_bit_share: float
+
+    @property
+    def mean(self) -> float:
+        """Nats per token."""
+        return self.nats / self.tokens
+
+
+class ProbeClient:
+    """Scores prompts; every failure is a RuntimeAPIError."""
+
+    def __init__(self, client: httpx.AsyncClient, timeout_seconds: float = PROBE_SECONDS) -> None:
+        self._client = client
+        self._timeout = timeout_seconds
+
+    async def score(
+        self, target: EngineTarget, token_ids: Sequence[int], skip: int, as_dtype: str | None = None
+    ) -> Score:
+        """Score tokens from `skip` on, through the live cache or as if it had another format."""
+        body: dict[str, object] = {"token_ids": list(token_ids), "form": FORM, "skip": skip}
+        if as_dtype is not None:
+            body["as_dtype"] = as_dtype
+        document = await call(self._client, target, "POST", PROBE_PATH, body, self._timeout)
+        return _score(target.name, document)
+
+    async def tokens(self, target: EngineTarget, model: str, prompt: Prompt) -> tuple[int, ...]:
+        """Token ids of a prompt by the engine's own tokenizer and chat template."""
+        body: dict[str, object] = {"model": model}
+        if prompt.messages:
+            messages = [{"role": role, "content": content} for role, content in prompt.messages]
+            body |= {"messages": messages, "add_generation_prompt": False}
+        else:
+            body |= {"prompt": prompt.text}
+        document = await call(self._client, target, "POST", TOKENIZE_PATH, body, self._timeout)
+        found = document.get("tokens") if isinstance(document, Mapping) else None
+        if not isinstance(found, list) or not all(type(token) is int for token in found):
+            raise BadAnswer(target.name, "tokens: expected a list of integers")
+        return tuple(found)
+
+
+def _score(target: str, document: object) -> Score:
+    if not isinstance(document, Mapping):
+        raise BadAnswer(target, f"expected a JSON object, got {type(document).__name__}")
+    logprobs = document.get("logprobs")
+    if not isinstance(logprobs, list):
+        raise BadAnswer(target, "logprobs: expected a list")
+    scored = [value for value in logprobs if value is not None]
+    if not scored or not all(isinstance(value, int | float) for value in scored):
+        raise BadAnswer(target, "logprobs: expected at least one number and nothing else")
+    return Score(
+        nats=-math.fsum(scored),
+        tokens=len(scored),
+        dtype=str(document.get("dtype", "")),
+        low_bit_share=_share(document),
+    )
+
+
+def _share(document: Mapping[str, Any]) -> float:
+    share = document.get("low_bit_share", 0.0)
+    return float(share) if isinstance(share, int | float) else 0.0

@@ -1,0 +1,80 @@
+"""Prompts of a probe set: texts and conversations, one JSON object a line."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kvserving_tuner.errors import ProbeSetError
+
+ROLES: Final = ("system", "user", "assistant")
+MOST_PROMPTS: Final = 10_000
+_FIELDS: Final = ("name", "prompt", "messages")
+
+Message = tuple[str, str]
+"""Role and content."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What is scored: a plain text, or a conversation in the model's chat template."""
+
+    name: str
+    text: str = ""
+    messages: tuple[Message, ...] = ()
+
+
+def read_prompts(document: str) -> tuple[Prompt, ...]:
+    """Prompts of a JSONL document; ProbeSetError names the line and the field at fault.
+
+    Each line has either `prompt`, a text, or `messages`, a list of `role` and `content`; `name` is
+    optional. Empty lines are left out.
+    """
+    prompts: list[Prompt] = []
+    for number, line in enumerate(document.splitlines(), start=1):
+        if line.strip():
+            prompts.append(_read(line, f"line {number}"))
+    if not prompts:
+        raise ProbeSetError("expected at least one prompt, got none")
+    if len(prompts) > MOST_PROMPTS:
+        raise ProbeSetError(f"expected at most {MOST_PROMPTS} prompts, got {len(prompts)}")
+    return tuple(prompts)
+
+
+def _read(line: str, where: str) -> Prompt:
+    try:
+        entry = json.loads(line)
+    except ValueError as error:
+        raise ProbeSetError(f"{where}: expected a JSON object: {error}") from error
+    if not isinstance(entry, Mapping):
+        raise ProbeSetError(f"{where}: expected a JSON object, got {type(entry).__name__}")
+    unknown = [field for field in entry if field not in _FIELDS]
+    if unknown:
+        raise ProbeSetError(f"{where}: {unknown[0]}: expected one of {', '.join(_FIELDS)}")
+    if ("prompt" in entry) == ("messages" in entry):
+        raise ProbeSetError(f"{where}: expected either prompt or messages")
+    name = entry.get("name", where)
+    if not isinstance(name, str):
+        raise ProbeSetError(f"{where}: name: expected a string, got {type(name).__name__}")
+    if "messages" in entry:
+        return Prompt(name, messages=_messages(entry["messages"], where))
+    if not isinstance(entry["prompt"], str) or not entry["prompt"]:
+        raise ProbeSetError(f"{where}: prompt: expected a text of at least one character")
+    return Prompt(name, text=entry["prompt"])
+
+
+def _messages(value: object, where: str) -> tuple[Message, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise ProbeSetError(f"{where}: messages: expected a list of at least one message")
+    messages: list[Message] = []
+    for place, message in enumerate(value):
+        field = f"{where}: messages[{place}]"
+        if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
+            raise ProbeSetError(f"{field}: expected an object of role and content")
+        role, content = message["role"], message["content"]
+        if role not in ROLES:
+            raise ProbeSetError(f"{field}.role: expected one of {', '.join(ROLES)}, got {role!r}")
+        if not isinstance(content, str):
+            raise ProbeSetError(f"{field}.content: expected a text, got {type(content).__name__}")
+        messages.append((role, content))
+    return tuple(messages)

@@ -1,0 +1,297 @@
+"""The trial's next state from what is seen: the same facts always give the same step.
+
+A trial screens the change with probes that no user notices, gives it to some pods, judges, and ends
+with all pods or none. Nothing here acts: the states say which pods are to have the change, whoever
+runs the trial brings them there, and only what pods report moves the trial on.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvserving_tuner.judge import Cause, HardStop, Outcome, Trial, judge
+from kvserving_tuner.judge import Verdict as Judgement
+from kvserving_tuner.trials.plan import OnStall, Plan
+from kvserving_tuner.trials.progress import (
+    ACTIVE,
+    SCREENED,
+    SERVED,
+    Conclusion,
+    End,
+    Progress,
+    State,
+    Verdict,
+)
+
+PAUSED_NOTE = "paused"
+PROMPTS_AT_ONCE = 16
+"""Prompts that are asked for in one go: what is under way when a trial ends is dropped."""
+MOST_SECONDS = 60.0
+"""Most time between two looks that counts."""
+
+
+class Wish(StrEnum):
+    """What a person asks of a trial."""
+
+    RUN = "Run"
+    PAUSE = "Pause"
+    PROMOTE = "Promote"
+    """Approve: promote as soon as it has passed."""
+    ROLL_BACK = "RollBack"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is seen at one look; pods by name."""
+
+    now: float
+    ready: tuple[str, ...]
+    """Pods that answer completions."""
+    changed: frozenset[str]
+    """Pods that report the candidate's settings."""
+    settled: bool
+    """Whether every pod reports what it is to have."""
+    offered: bool = True
+    """Whether the engines take the change live."""
+    finished: float = 0.0
+    """Requests that pods with the change have finished since the last look."""
+    blocked: str = ""
+    """Why nothing that is measured now can be used; empty where it can."""
+    refused: str = ""
+    """What an engine said that could not take the change."""
+    hard_stop: HardStop | None = None
+    superseded: str = ""
+    """Why the change is not wanted any more."""
+    wish: Wish = Wish.RUN
+    prompts: int = 0
+    """Prompts of the probe set."""
+
+
+def advance(plan: Plan, progress: Progress, facts: Facts) -> Progress:
+    """The trial after one look."""
+    passed = 0.0 if progress.looked_at is None else facts.now - progress.looked_at
+    # Time that nobody looked is no time that was observed.
+    passed = min(max(0.0, passed), MOST_SECONDS)
+    progress = progress.model_copy(update={"looked_at": facts.now})
+    if progress.state in ACTIVE:
+        ended = _ended_from_outside(progress, facts)
+        if ended is not None:
+            return progress.ends(ended)
+        if facts.wish is Wish.PAUSE:
+            return progress.model_copy(update={"note": PAUSED_NOTE})
+    match progress.state:
+        case State.PENDING:
+            return _start(plan, progress, facts)
+        case State.SCREENING:
+            return _screen(plan, progress, facts, passed)
+        case State.RUNNING | State.APPROVAL:
+            return _run(plan, progress, facts, passed)
+        case State.PROMOTING:
+            return _promote(progress, facts)
+        case State.ROLLING_BACK if facts.settled:
+            return progress.becomes(State.FINISHED, finished_at=facts.now)
+    return progress
+
+
+def _ended_from_outside(progress: Progress, facts: Facts) -> Conclusion | None:
+    if facts.superseded:
+        return Conclusion(verdict=Verdict.VOID, reason=End.SUPERSEDED, message=facts.superseded)
+    if facts.wish is Wish.ROLL_BACK:
+        return Conclusion(
+            verdict=Verdict.ROLLED_BACK, reason=End.ASKED_FOR, message="a person ended the trial"
+        )
+    if facts.refused:
+        return Conclusion(
+            verdict=Verdict.FAILED, reason=End.SETTINGS_REFUSED, message=facts.refused
+        )
+    if facts.hard_stop is not None:
+        judgement = judge(Trial({}, {}, hard_stop=facts.hard_stop), Plan().rules)
+        return _rolled_back(judgement)
+    return None
+
+
+def _start(plan: Plan, progress: Progress, facts: Facts) -> Progress:
+    if not facts.ready:
+        return progress.model_copy(update={"note": "waits for an engine that answers"})
+    if not facts.offered:
+        message = "no engine takes the change while it serves"
+        return progress.ends(
+            Conclusion(verdict=Verdict.FAILED, reason=End.NOT_OFFERED, message=message)
+        )
+    if len(facts.ready) == 1 and not plan.single_replica:
+        message = "the policy's ab.singleReplica is Refuse, and there is one engine"
+        return progress.ends(
+            Conclusion(verdict=Verdict.FAILED, reason=End.SINGLE_REPLICA, message=message)
+        )
+    if plan.screened:
+        return progress.becomes(State.SCREENING)
+    return _enter(plan, progress, facts, 0)
+
+
+def _screen(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progress:
+    evidence = progress.quality(SCREENED)
+    judgement = judge(Trial(evidence, {}), plan.rules)
+    if judgement.outcome is Outcome.ROLL_BACK:
+        return progress.ends(_rolled_back(judgement, served=False))
+    if evidence and all(
+        found.count >= plan.min_samples and found.mean <= found.criterion.bound
+        for found in evidence.values()
+    ):
+        return _enter(plan, progress, facts, 0)
+    if progress.screened >= facts.prompts:
+        return progress.ends(_exhausted(plan, facts))
+    return _waiting(plan, progress, facts, passed, "probes score the change")
+
+
+def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progress:
+    progress = _with_pods(plan, progress, facts)
+    if not progress.candidates or not facts.changed >= set(progress.candidates):
+        return _waiting(plan, progress, facts, passed, "pods take the change", stalls=False)
+    started = facts.now if progress.started_at is None else progress.started_at
+    progress = progress.model_copy(
+        update={
+            "started_at": started,
+            "step_seconds": progress.step_seconds + passed,
+            "step_requests": progress.step_requests + facts.finished,
+        }
+    )
+    guards = {name: c for name, c in progress.evidence.items() if name in set(plan.guards)}
+    judgement = judge(Trial(progress.quality(SERVED), guards), plan.rules)
+    if judgement.outcome is Outcome.ROLL_BACK:
+        return progress.ends(_rolled_back(judgement))
+    if progress.step_seconds < plan.min_seconds or progress.step_requests < plan.min_requests:
+        requests = f"{progress.step_requests:.0f} of {plan.min_requests} requests"
+        seconds = f"{progress.step_seconds:.0f} of {plan.min_seconds:.0f} s"
+        return _waiting(plan, progress, facts, passed, f"step needs {requests}, {seconds}")
+    step = plan.next_step(progress.step, len(facts.ready))
+    if step is not None:
+        return _enter(plan, progress, facts, step)
+    return _decide(plan, progress, facts, passed, judgement)
+
+
+def _decide(
+    plan: Plan, progress: Progress, facts: Facts, passed: float, judgement: Judgement
+) -> Progress:
+    """At the end of the last step."""
+    if judgement.outcome is Outcome.PROMOTE:
+        if plan.manual and facts.wish is not Wish.PROMOTE:
+            note = f"passed, waits for approval: {judgement.message}"
+            return progress.becomes(State.APPROVAL).model_copy(update={"note": note})
+        return progress.ends(
+            Conclusion(verdict=Verdict.PROMOTED, reason=judgement.cause, message=judgement.message)
+        )
+    no_probe = judgement.cause is Cause.QUALITY_NOT_SHOWN and judgement.finding is None
+    if judgement.outcome is Outcome.INCONCLUSIVE and not no_probe:
+        return progress.ends(
+            Conclusion(
+                verdict=Verdict.INCONCLUSIVE, reason=judgement.cause, message=judgement.message
+            )
+        )
+    if progress.served >= facts.prompts:
+        return progress.ends(_exhausted(plan, facts))
+    return _waiting(plan, progress, facts, passed, judgement.message)
+
+
+def _enter(plan: Plan, progress: Progress, facts: Facts, step: int) -> Progress:
+    fresh = {"step": step, "step_seconds": 0.0, "step_requests": 0.0, "stalled_seconds": 0.0}
+    return _with_pods(plan, progress.becomes(State.RUNNING, **fresh), facts)
+
+
+def _with_pods(plan: Plan, progress: Progress, facts: Facts) -> Progress:
+    """With as many candidates as the step wants: those that are it stay, gone ones are replaced."""
+    if not facts.ready:
+        return progress
+    wanted = plan.pods(progress.step, len(facts.ready))
+    kept = [name for name in progress.candidates if name in facts.ready][:wanted]
+    # A pod that has the change already need not be switched again.
+    others = sorted(
+        set(facts.ready) - set(kept), key=lambda name: (name not in facts.changed, name)
+    )
+    chosen = (*kept, *others[: wanted - len(kept)])
+    return progress.model_copy(update={"candidates": chosen})
+
+
+def _promote(progress: Progress, facts: Facts) -> Progress:
+    if facts.refused:
+        # Pods that have taken it go back too: a fleet of two settings is nobody's wish.
+        return progress.ends(
+            Conclusion(verdict=Verdict.FAILED, reason=End.SETTINGS_REFUSED, message=facts.refused)
+        )
+    if facts.settled:
+        return progress.becomes(State.FINISHED, finished_at=facts.now)
+    return progress
+
+
+def _waiting(
+    plan: Plan,
+    progress: Progress,
+    facts: Facts,
+    passed: float,
+    note: str,
+    *,
+    stalls: bool = True,
+) -> Progress:
+    """Go on, or do what the policy says where evidence has stayed away for too long."""
+    idle = bool(facts.blocked) or (progress.state is State.RUNNING and facts.finished <= 0)
+    stalled = progress.stalled_seconds + passed if stalls and idle else 0.0
+    if facts.blocked:
+        note = f"holds: {facts.blocked}"
+    progress = progress.model_copy(update={"stalled_seconds": stalled, "note": note})
+    if stalled < plan.stall_seconds:
+        return progress
+    message = f"no usable evidence for {stalled:.0f} s: {facts.blocked or 'no requests'}"
+    if plan.on_stall is OnStall.HOLD:
+        return progress.model_copy(update={"note": message})
+    return progress.ends(
+        Conclusion(verdict=Verdict.INCONCLUSIVE, reason=End.STALLED, message=message)
+    )
+
+
+def _rolled_back(judgement: Judgement, *, served: bool = True) -> Conclusion:
+    return Conclusion(
+        verdict=Verdict.ROLLED_BACK,
+        reason=judgement.cause,
+        message=judgement.message,
+        # Where no pod had the change, the quality of what is served has not fallen.
+        to_fallback=served and judgement.cause is Cause.QUALITY_DROP,
+    )
+
+
+def _exhausted(plan: Plan, facts: Facts) -> Conclusion:
+    message = (
+        f"all {facts.prompts} prompts of the probe set were scored, and a bound of "
+        f"{plan.max_drop_percent:g} % needs more of them"
+    )
+    return Conclusion(verdict=Verdict.INCONCLUSIVE, reason=End.SET_EXHAUSTED, message=message)
+
+
+def next_prompts(plan: Plan, progress: Progress, facts: Facts) -> tuple[str, range] | None:
+    """What to score now: the kind of evidence and numbers of prompts; None for nothing."""
+    if facts.wish is Wish.PAUSE or not facts.ready:
+        return None
+    if progress.state is State.SCREENING:
+        return _few(SCREENED, progress.screened, facts)
+    serving = progress.candidates and facts.changed >= set(progress.candidates)
+    if progress.state is State.RUNNING and serving:
+        served = progress.quality(SERVED).values()
+        enough = served and all(found.is_safe(plan.rules.false_promotion) for found in served)
+        return None if enough else _few(SERVED, progress.served, facts)
+    return None
+
+
+def _few(kind: str, first: int, facts: Facts) -> tuple[str, range] | None:
+    numbers = range(first, min(first + PROMPTS_AT_ONCE, facts.prompts))
+    return (kind, numbers) if numbers else None
+
+
+def scored(
+    plan: Plan, progress: Progress, kind: str, stratum: str, rises: Sequence[float]
+) -> Progress:
+    """With the paired rises of prompts that were asked for; NaN is the caller's hard stop."""
+    if any(math.isnan(rise) for rise in rises):
+        raise ValueError("expected numbers: a likelihood that is none stops a trial at once")
+    progress = progress.compared(plan.quality(f"{kind}Likelihood{stratum}"), rises)
+    if kind == SCREENED:
+        return progress.model_copy(update={"screened": progress.screened + len(rises)})
+    return progress.model_copy(update={"served": progress.served + len(rises)})

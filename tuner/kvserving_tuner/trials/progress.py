@@ -1,0 +1,127 @@
+"""How far a trial has come: all that is kept of it between two looks, and after a restart."""
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+from pydantic import Field
+
+from kvserving_tuner.judge import Cause, Comparison, Criterion
+from kvserving_tuner.trials.plan import Frozen
+
+
+class State(StrEnum):
+    """Where a trial stands."""
+
+    PENDING = "Pending"
+    """Waits for engines that can be asked."""
+    SCREENING = "Screening"
+    """Probes score the change on engines that do not have it."""
+    RUNNING = "Running"
+    """Some pods have the change."""
+    APPROVAL = "Approval"
+    """The change passed and waits for a person."""
+    PROMOTING = "Promoting"
+    """Every pod gets the change."""
+    ROLLING_BACK = "RollingBack"
+    """No pod keeps the change."""
+    FINISHED = "Finished"
+
+
+class Verdict(StrEnum):
+    """How a trial ended."""
+
+    PROMOTED = "Promoted"
+    ROLLED_BACK = "RolledBack"
+    INCONCLUSIVE = "Inconclusive"
+    VOID = "Void"
+    FAILED = "Failed"
+
+
+class End(StrEnum):
+    """Why a trial ended, beside the causes of the judge."""
+
+    SUPERSEDED = "Superseded"
+    """The change is not wanted any more: the spec or the trial's owner asks for something else."""
+    STALLED = "Stalled"
+    """Evidence stayed away."""
+    SETTINGS_REFUSED = "SettingsRefused"
+    """An engine could not take the change."""
+    NOT_OFFERED = "NotOffered"
+    """No engine takes the change live."""
+    NOT_SUPPORTED = "NotSupported"
+    """Nothing here can judge the change."""
+    SINGLE_REPLICA = "SingleReplica"
+    """The policy refuses to try a change on the only pod."""
+    ASKED_FOR = "AskedFor"
+    """A person ended it."""
+    SET_EXHAUSTED = "ProbeSetExhausted"
+    """Every prompt of the set was scored, and that was not enough."""
+
+
+ACTIVE = frozenset({State.PENDING, State.SCREENING, State.RUNNING, State.APPROVAL})
+"""States in which nothing is decided yet."""
+
+SCREENED, SERVED = "Screened", "Served"
+"""Kinds of evidence on quality: of engines that do not have the change yet, and that have it."""
+
+
+class Conclusion(Frozen):
+    """How a trial ends, decided before the pods follow."""
+
+    verdict: Verdict
+    reason: Cause | End
+    message: str
+    to_fallback: bool = False
+    """Whether quality fell, so that all pods go to the policy's fallback."""
+
+    @property
+    def rejects(self) -> bool:
+        """Whether the change itself was found wanting: by the judge, or by the engines."""
+        by_judge = self.verdict is Verdict.ROLLED_BACK and self.reason is not End.ASKED_FOR
+        return by_judge or self.reason is End.SETTINGS_REFUSED
+
+
+class Progress(Frozen):
+    """State, clocks and evidence."""
+
+    state: State = State.PENDING
+    step: int = 0
+    step_seconds: float = 0.0
+    """Time that the candidate has served in this step."""
+    step_requests: float = 0.0
+    """Requests that the candidate has finished in this step."""
+    stalled_seconds: float = 0.0
+    """Time without usable evidence, in one go."""
+    looked_at: float | None = None
+    started_at: float | None = None
+    """When the candidate first served."""
+    finished_at: float | None = None
+    candidates: tuple[str, ...] = ()
+    """Pods that are to have the change."""
+    screened: int = 0
+    """Prompts of the set that were scored before, and `served` after a pod had the change."""
+    served: int = 0
+    evidence: dict[str, Comparison] = Field(default_factory=dict)
+    conclusion: Conclusion | None = None
+    note: str = ""
+    """What a trial that goes on waits for."""
+
+    def compared(self, criterion: Criterion, numbers: Iterable[float]) -> "Progress":
+        """With further pairs or blocks of a criterion."""
+        before = self.evidence.get(criterion.name) or Comparison.start(criterion)
+        evidence = {**self.evidence, criterion.name: before.add(numbers)}
+        return self.model_copy(update={"evidence": evidence})
+
+    def quality(self, kind: str) -> dict[str, Comparison]:
+        """Evidence on quality of a kind."""
+        return {name: found for name, found in self.evidence.items() if name.startswith(kind)}
+
+    def becomes(self, state: State, **update: object) -> "Progress":
+        """In another state."""
+        return self.model_copy(update={"state": state, "note": "", **update})
+
+    def ends(self, conclusion: Conclusion) -> "Progress":
+        """On its way to an end; nothing has to be put back where no pod was touched."""
+        if conclusion.verdict is Verdict.PROMOTED:
+            return self.becomes(State.PROMOTING, conclusion=conclusion)
+        return self.becomes(State.ROLLING_BACK, conclusion=conclusion, candidates=())
