@@ -29,6 +29,9 @@ class Engines:
         """Nats per token by which a prompt is less likely in a format than in 16 bits."""
         self.probe_error: httpx.Response | None = None
         self.finished = 9
+        self.prompts: list[str] = []
+        """Texts that were tokenized."""
+        self.prompt_tokens = 400
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         """Answer one request; refuse the connection of an engine that is down."""
@@ -39,7 +42,8 @@ class Engines:
             text = exposition(self.running, self.preemptions, self.finished)
             return httpx.Response(200, text=text)
         if request.url.path == "/tokenize":
-            return httpx.Response(200, json={"tokens": list(range(400))})
+            self.prompts.append(str(json.loads(request.content).get("prompt", "")))
+            return httpx.Response(200, json={"tokens": list(range(self.prompt_tokens))})
         self.tokens.add(request.headers.get("Authorization", ""))
         if request.url.path.endswith("/probe"):
             return self.probe_error or self._probe(host, json.loads(request.content))

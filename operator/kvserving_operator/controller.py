@@ -143,7 +143,7 @@ class Controller:
             ).inc()
         announced = switch_events(facts.switched)
         if facts.trial is not None:
-            announced += events(facts.trial.before, facts.trial.record)
+            announced += events(facts.trial)
         for announcement in (
             *announced,
             *trouble(before, status, (*facts.step.actions, *announced)),

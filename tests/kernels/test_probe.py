@@ -288,7 +288,8 @@ def test_likelihoods_that_are_no_numbers_are_a_failure() -> None:
             return [math.nan] * len(targets)
 
     engine = Broken()
-    assert run(Prober(engine, engine.clock), engine, document())["outcome"] == "Failed"
+    answer = run(Prober(engine, engine.clock), engine, document())
+    assert (answer["outcome"], answer["error"]["reason"]) == ("Failed", "NotFinite")
 
 
 @settings(deadline=None)

@@ -136,6 +136,25 @@ async def test_a_format_that_fails_in_service_sends_all_to_the_fallback(world: W
     assert "ServedLikelihoodShort" in status["message"]
 
 
+async def test_a_promoted_format_whose_quality_falls_goes_back_to_16_bits(world: World) -> None:
+    await ready(world)
+    world.put(replicas=2, **GUARDED, kvCache={"dtype": "int8"})
+    await serve(world, 120)
+    assert ["int8", "int8"] == dtypes(world)
+    world.new_controller()
+    await serve(world, 30)
+    assert ["int8", "int8"] == dtypes(world)
+    # As other weights under the same name would do it.
+    world.engines.worse["int8"] = 0.4
+    await serve(world, 400)
+    assert ["bfloat16", "bfloat16"] == dtypes(world)
+    (said,) = world.said("QualityRegressed")
+    assert "WatchedLikelihoodShort" in said
+    assert "True" == world.condition("RolledBack")["status"]
+    assert "Failed" == world.condition("QualityGate")["reason"]
+    assert 1 == len(trials(world))
+
+
 async def test_an_edit_without_a_policy_needs_no_trial(world: World) -> None:
     world.put()
     await world.settle()
@@ -238,6 +257,48 @@ async def test_no_evidence_holds_and_the_policy_says_for_how_long(world: World) 
         statuses["second"]["verdict"],
         statuses["second"]["reason"],
     )
+
+
+PROMPTS = "\n".join(f'{{"prompt": "text {number}"}}' for number in range(100))
+
+
+def put_probes(world: World, text: str) -> None:
+    world.cluster.objects[(Kind.ConfigMap, NAMESPACE, "probes")] = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "probes", "namespace": NAMESPACE, "uid": "probes-uid"},
+        "data": {"prompts.jsonl": text},
+    }
+
+
+async def test_a_users_own_prompts_are_scored_and_faulty_ones_hold_the_trial(world: World) -> None:
+    put_policy(world)
+    spec: dict[str, Any] = {**GUARDED, "quality": {"probeSet": {"name": "probes"}}}
+    world.put(replicas=2, **spec)
+    await world.settle()
+    world.put(replicas=2, **spec, kvCache={"dtype": "int8"})
+    await serve(world, 10)
+    assert "ConfigMap probes does not exist" in only_trial(world)["message"]
+    put_probes(world, '{"prompt": "a"}\n{"prompt": 1}')
+    await serve(world, 3)
+    assert "line 2: prompt: expected a text" in only_trial(world)["message"]
+    assert "Screening" == only_trial(world)["state"]
+    assert ["bfloat16", "bfloat16"] == dtypes(world)
+    put_probes(world, PROMPTS)
+    await serve(world, 120)
+    assert "Promoted" == only_trial(world)["verdict"]
+    assert "text 3" in world.engines.prompts
+
+
+async def test_prompts_of_two_blocks_or_less_are_no_probe(world: World) -> None:
+    await ready(world)
+    world.engines.prompt_tokens = 256
+    put_trial(world)
+    await serve(world, 5)
+    message = only_trial(world)["message"]
+    assert "ProbeSetTooShort" in message
+    assert "expected more than 2 blocks (256)" in message
+    assert ["bfloat16", "bfloat16"] == dtypes(world)
 
 
 async def test_what_trials_cannot_judge_is_refused_with_its_field(world: World) -> None:

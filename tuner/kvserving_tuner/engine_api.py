@@ -58,7 +58,7 @@ def _read(target: str, response: httpx.Response) -> object:
         case 422:
             raise _rejection(target, document)
         case 500 if _explained(document):
-            raise ChangeFailed(target, _message(document, response))
+            raise ChangeFailed(target, _message(document, response), _reason(document))
         case status if status >= 500:
             raise Unreachable(target, f"HTTP {status}: {_message(document, response)}")
         case status:
@@ -75,6 +75,11 @@ def _rejection(target: str, document: object) -> Rejected:
 def _explained(document: object) -> bool:
     """Whether the runtime API itself tells of a failure; anything else may fail with a 500 too."""
     return isinstance(document, Mapping) and isinstance(document.get("error"), Mapping)
+
+
+def _reason(document: object) -> str:
+    error = document.get("error") if isinstance(document, Mapping) else None
+    return str(error.get("reason", "")) if isinstance(error, Mapping) else ""
 
 
 def _message(document: object, response: httpx.Response) -> str:

@@ -55,7 +55,12 @@ class Rejected(RuntimeAPIError):  # noqa: N818 - likewise
 
 
 class ChangeFailed(RuntimeAPIError):  # noqa: N818 - likewise
-    """The engine tried the change and could not; its settings are as before."""
+    """The engine tried what was asked and could not; its settings are as before."""
+
+    def __init__(self, target: str, message: str, reason: str = "") -> None:
+        """Keep the engine's machine-readable reason, where it gives one, beside the message."""
+        super().__init__(target, message)
+        self.reason = reason
 
 
 class BadAnswer(RuntimeAPIError):  # noqa: N818 - likewise

@@ -64,6 +64,10 @@ class ProbeEngine(Protocol):
         ...
 
 
+NOT_FINITE: Final = "NotFinite"
+"""Reason of a failure that tells of the model or the format, not of the engine."""
+
+
 class ProbeOutcome(StrEnum):
     """What became of a call."""
 
@@ -140,7 +144,8 @@ class Prober:
             return answer
         self._close()
         if not all(math.isfinite(value) for value in run.logprobs):
-            return _error(ProbeOutcome.FAILED, "the model gave likelihoods that are not finite")
+            message = "the model gave likelihoods that are not finite"
+            return _error(ProbeOutcome.FAILED, message, reason=NOT_FINITE)
         return {**answer, "outcome": ProbeOutcome.DONE.value, "result": self._result(run)}
 
     def end(self, probe_id: str) -> None:
@@ -192,5 +197,5 @@ class Prober:
         }
 
 
-def _error(outcome: ProbeOutcome, message: str) -> dict[str, Any]:
-    return {"outcome": outcome.value, "error": {"message": message}}
+def _error(outcome: ProbeOutcome, message: str, **more: str) -> dict[str, Any]:
+    return {"outcome": outcome.value, "error": {"message": message, **more}}

@@ -138,6 +138,10 @@ class Reason(_Explained):
         "TrialInconclusive",
         "A trial ended without a verdict; the settings from before are in force.",
     )
+    QUALITY_REGRESSED = (
+        "QualityRegressed",
+        "What a trial promoted does not keep its quality: every engine goes to the fallback.",
+    )
     TRIAL_VOID = "TrialVoid", "A trial is not wanted any more."
     TRIAL_FAILED = "TrialFailed", "A trial's change cannot be judged, or no engine takes it."
     RECOMMENDED = "Recommended", "The tuner recommends a change."

@@ -104,7 +104,9 @@ class Probing:
             return Pair(request, error=f"{error.field}: {error.message}")
         except RuntimeAPIError as error:
             return Pair(request, error=str(error))
-        if with_change.dtype != request.dtype:
+        if math.isnan(without.nats):
+            return Pair(request, error="the model gives no numbers in 16 bits either")
+        if with_change.dtype not in (request.dtype, ""):
             return Pair(request, error=f"expected {request.dtype}, got {with_change.dtype}")
         return Pair(request, stratum_of(len(ids)), with_change.mean - without.mean)
 

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kvserving_operator.api.v1alpha1 import RequestedBy
 from kvserving_operator.live import KVSettings
+from kvserving_operator.trials.watch import Watch
 from kvserving_tuner.trials.plan import Plan
 from kvserving_tuner.trials.progress import Progress, Verdict
 
@@ -102,6 +103,8 @@ class Trials(_Frozen):
     running: Record | None = None
     settled: Settled | None = None
     rejected: tuple[Rejected, ...] = ()
+    watch: Watch | None = None
+    """Of what was promoted last."""
 
     def lasting(self) -> Any:
         """What is worth a write when it changes."""

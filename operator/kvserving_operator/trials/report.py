@@ -19,6 +19,7 @@ from kvserving_operator.api.v1alpha1 import (
 from kvserving_operator.kinds import Kind
 from kvserving_operator.render.names import MANAGED_BY, SERVING_LABEL, ServingRef
 from kvserving_operator.trials.record import Record, Settled
+from kvserving_operator.trials.turn import Outcome
 from kvserving_tuner.judge import Comparison
 from kvserving_tuner.trials.machine import PAUSED_NOTE
 from kvserving_tuner.trials.plan import Plan
@@ -113,8 +114,11 @@ def manifest(ref: ServingRef, name: str, spec: KVTrialSpec) -> dict[str, Any]:
     }
 
 
-def events(before: Record | None, record: Record | None) -> tuple[Announce, ...]:
-    """Events about a trial that has moved on."""
+def events(outcome: Outcome) -> tuple[Announce, ...]:
+    """Events about a trial that has moved on, or about what one has promoted."""
+    before, record = outcome.before, outcome.record
+    if outcome.regression:
+        return (Announce(Reason.QUALITY_REGRESSED.value, outcome.regression, warning=True),)
     if record is None:
         return ()
     old = None if before is None else before.progress

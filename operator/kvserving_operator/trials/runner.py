@@ -22,6 +22,7 @@ from kvserving_operator.observe import PodView
 from kvserving_operator.render.names import ServingRef
 from kvserving_operator.revisions import Revision
 from kvserving_operator.targets import target_of
+from kvserving_operator.trials.probe_set import read_probe_set
 from kvserving_operator.trials.probing import Probing
 from kvserving_operator.trials.record import Trials
 from kvserving_operator.trials.report import manifest, superseded_status, trial_status
@@ -87,6 +88,7 @@ class TrialRunner:
             refusals=refusals,
             observation=turn.observation,
             pairs=self._probing.collect(),
+            probe_set=await read_probe_set(self._cluster, serving),
             model=serving.spec.model.name or ref.name,
             max_tokens=serving.spec.engine.max_model_len or DEFAULT_CONTEXT,
             now=now,
@@ -106,7 +108,7 @@ class TrialRunner:
         await self._prune(ref, found)
         if outcome.probes:
             self._probing.ask(outcome.probes, outcome.prompts)
-        elif outcome.trials.running is None:
+        elif outcome.trials.running is None and outcome.trials.watch is None:
             self._probing.stop()
         return outcome
 

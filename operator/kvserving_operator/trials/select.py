@@ -24,10 +24,13 @@ from kvserving_operator.trials.policy import (
     untried,
 )
 from kvserving_operator.trials.record import Record, Rejected, Settled, Trials, remembered
+from kvserving_operator.trials.watch import Watch
 from kvserving_tuner.trials.progress import Verdict
 
 NAME_LIMIT = 63
 NAME_HASH = 8
+REMEMBERED = 16
+"""Rejections that are kept."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ def settle(trials: Trials, wanted: Wanted, now: float) -> Trials:
     """With an edit that needs no trial in force, and rejections that are over forgotten."""
     trials = trials.model_copy(update={"rejected": remembered(trials.rejected, now)})
     settled = trials.settled
-    by_spec = trials.model_copy(update={"settled": Settled.by_spec(wanted.asked)})
+    by_spec = trials.model_copy(update={"settled": Settled.by_spec(wanted.asked), "watch": None})
     if settled is None:
         return by_spec
     if trials.running is not None or settled.asked == wanted.asked:
@@ -204,12 +207,56 @@ def after(trials: Trials, record: Record, now: float) -> Trials:
         message=f"{record.change}: {conclusion.message}",
     )
     rejected = trials.rejected
-    if conclusion.rejects and record.reject_for_seconds:
-        entry = Rejected(
-            settings=record.candidate,
-            trial=record.name,
-            message=conclusion.message,
-            until=now + record.reject_for_seconds,
+    if conclusion.rejects:
+        rejected = with_rejection(
+            trials,
+            record.candidate,
+            record.name,
+            conclusion.message,
+            now,
+            record.reject_for_seconds,
         )
-        rejected = (*(r for r in rejected if r.settings != record.candidate), entry)[-16:]
-    return Trials(running=None, settled=settled, rejected=rejected)
+    watch = trials.watch
+    if promoted:
+        watch = Watch(
+            trial=record.name,
+            settings=record.candidate,
+            fallback=record.fallback,
+            plan=record.plan,
+            reject_for_seconds=record.reject_for_seconds,
+        )
+    return Trials(settled=settled, rejected=rejected, watch=watch)
+
+
+def after_regression(trials: Trials, watch: Watch, message: str, now: float) -> Trials:
+    """With the fallback in force, as what was promoted does not keep its quality any more."""
+    if trials.settled is None:
+        raise ValueError("expected something promoted to be in force")
+    settled = Settled(
+        asked=trials.settled.asked,
+        settings=watch.fallback,
+        trial=watch.trial,
+        rolled_back=trials.settled.asked == watch.settings,
+        verdict=Verdict.ROLLED_BACK,
+        message=f"{watch.settings} -> {watch.fallback}: after its promotion {message}",
+    )
+    rejected = with_rejection(
+        trials, watch.settings, watch.trial, message, now, watch.reject_for_seconds
+    )
+    return Trials(settled=settled, rejected=rejected)
+
+
+def with_rejection(
+    trials: Trials,
+    settings: KVSettings,
+    trial: str,
+    message: str,
+    now: float,
+    seconds: float,
+) -> tuple[Rejected, ...]:
+    """Rejections with a new one, unless the policy forgets at once."""
+    if not seconds:
+        return trials.rejected
+    entry = Rejected(settings=settings, trial=trial, message=message, until=now + seconds)
+    others = (each for each in trials.rejected if each.settings != settings)
+    return (*others, entry)[-REMEMBERED:]

@@ -17,9 +17,19 @@ from kvserving_operator.live import (
     offers_of,
 )
 from kvserving_operator.observe import PodView
+from kvserving_operator.trials.probe_set import ProbeSet
 from kvserving_operator.trials.probing import Pair, Request, builtin_set
 from kvserving_operator.trials.record import Record, Trials
-from kvserving_operator.trials.select import Wanted, after, next_trial, settle, spec_trial, why_not
+from kvserving_operator.trials.select import (
+    Wanted,
+    after,
+    after_regression,
+    next_trial,
+    settle,
+    spec_trial,
+    why_not,
+)
+from kvserving_operator.trials.watch import WATCHED
 from kvserving_tuner.judge import HardStop
 from kvserving_tuner.observation import Observation
 from kvserving_tuner.probes.prompts import Prompt
@@ -28,6 +38,7 @@ from kvserving_tuner.runtime_client import RuntimeState
 from kvserving_tuner.sources.base import EngineTarget
 from kvserving_tuner.trials.blocks import block_of
 from kvserving_tuner.trials.machine import Facts, Wish, advance, next_prompts, scored
+from kvserving_tuner.trials.plan import Plan
 from kvserving_tuner.trials.progress import (
     SCREENED,
     Conclusion,
@@ -53,6 +64,7 @@ class Seen:
     refusals: tuple[Refusal, ...]
     observation: Observation | None
     pairs: tuple[Pair, ...]
+    probe_set: ProbeSet
     model: str
     max_tokens: int
     now: float
@@ -69,6 +81,8 @@ class Outcome:
     """The trial that was looked at; it may just have ended."""
     begun: bool = False
     """Whether the spec asks for it now for the first time: its KVTrial is to be made."""
+    regression: str = ""
+    """What shows that the quality of what was promoted fell."""
     probes: tuple[Request, ...] = ()
     prompts: tuple[Prompt, ...] = ()
 
@@ -85,7 +99,7 @@ def look(trials: Trials, wanted: Wanted, found: Sequence[KVTrial], seen: Seen) -
             record = spec_trial(trials, wanted)
             begun = record is not None and record.name not in by_name
         if record is None:
-            return Outcome(trials)
+            return _watch(trials, seen)
     trial = by_name.get(record.name)
     problem = why_not(record, trial, trials.rejected) if before is None else ""
     if problem:
@@ -96,7 +110,7 @@ def look(trials: Trials, wanted: Wanted, found: Sequence[KVTrial], seen: Seen) -
         record = record.model_copy(update={"progress": progress})
         return Outcome(after(trials, record, seen.now), before, record, begun)
     record, facts = _facts(record, wanted, trial, seen, is_new=before is None)
-    prompts = builtin_set(min(MOST_PROMPTS, record.plan.max_samples), _block_size(seen))
+    prompts = _prompts(record.plan, seen)
     record, facts = _with_evidence(record, replace(facts, prompts=len(prompts)), seen)
     progress = advance(record.plan, record.progress, facts)
     record = record.model_copy(update={"progress": progress})
@@ -106,11 +120,44 @@ def look(trials: Trials, wanted: Wanted, found: Sequence[KVTrial], seen: Seen) -
     return Outcome(kept, before, record, begun, _next_probes(record, facts, seen), prompts)
 
 
+def _watch(trials: Trials, seen: Seen) -> Outcome:
+    """Go on measuring what was promoted."""
+    settled, watch = trials.settled, trials.watch
+    if settled is None or watch is None or settled.settings != watch.settings:
+        return Outcome(trials)
+    watch = watch.heard(seen.pairs)
+    message = watch.regression()
+    if message:
+        regressed = after_regression(trials, watch, message, seen.now)
+        why = f"trial {watch.trial}, {regressed.settled.message}" if regressed.settled else message
+        return Outcome(regressed, regression=why)
+    pods = tuple(n for n in _ready(seen) if not differences(watch.settings, seen.runtime[n]))
+    if not pods or not watch.asks(seen.now) or seen.probe_set.problem:
+        return Outcome(trials.model_copy(update={"watch": watch}))
+    watch = watch.model_copy(update={"asked_at": seen.now})
+    prompts = _prompts(watch.plan, seen)
+    number = watch.number % len(prompts)
+    probe = _request(watch.trial, watch.settings, WATCHED, number, pods, seen)
+    kept = trials.model_copy(update={"watch": watch})
+    return Outcome(kept, probes=(probe,), prompts=prompts)
+
+
+def _prompts(plan: Plan, seen: Seen) -> tuple[Prompt, ...]:
+    if seen.probe_set.problem:
+        return ()
+    own = seen.probe_set.prompts[: plan.max_samples]
+    return own or builtin_set(min(MOST_PROMPTS, plan.max_samples), _block_size(seen))
+
+
+def _ready(seen: Seen) -> tuple[str, ...]:
+    return tuple(sorted(pod.name for pod in seen.pods if pod.ready and pod.name in seen.runtime))
+
+
 def _facts(
     record: Record, wanted: Wanted, trial: KVTrial | None, seen: Seen, *, is_new: bool
 ) -> tuple[Record, Facts]:
     """Record with what was counted, and facts for the machine but for the evidence."""
-    ready = tuple(sorted(pod.name for pod in seen.pods if pod.ready and pod.name in seen.runtime))
+    ready = _ready(seen)
     has = frozenset(n for n in ready if not differences(record.candidate, seen.runtime[n]))
     containers = {pod.name: pod.container_id for pod in seen.pods}
     candidates = record.progress.candidates
@@ -179,6 +226,8 @@ def _finished(record: Record, seen: Seen, has: frozenset[str]) -> tuple[float, d
 
 
 def _blocked(seen: Seen) -> str:
+    if seen.probe_set.problem:
+        return seen.probe_set.problem
     if seen.observation is not None and seen.observation.blocking():
         return seen.observation.blocking()[0].message
     failed = next((pair for pair in seen.pairs if pair.error), None)
@@ -223,28 +272,28 @@ def _next_probes(record: Record, facts: Facts, seen: Seen) -> tuple[Request, ...
     pods = facts.ready
     if kind != SCREENED:
         pods = tuple(name for name in facts.ready if name in record.progress.candidates)
-    return tuple(_request(record, kind, number, pods, seen) for number in numbers)
+    return tuple(
+        _request(record.name, record.candidate, kind, number, pods, seen) for number in numbers
+    )
 
 
-def _request(record: Record, kind: str, number: int, pods: Sequence[str], seen: Seen) -> Request:
+def _request(
+    trial: str, settings: KVSettings, kind: str, number: int, pods: Sequence[str], seen: Seen
+) -> Request:
     name = pods[number % len(pods)]
     state = seen.runtime[name]
     baseline = str(state.startup.get("dtype", ""))
     return Request(
-        trial=record.name,
+        trial=trial,
         kind=kind,
         number=number,
         target=seen.targets[name],
         model=seen.model,
         block_size=state.capacity.block_size or 0,
         max_tokens=seen.max_tokens,
-        dtype=_resolved(record.candidate, baseline),
+        dtype=baseline if settings.kv_cache_dtype == AUTO else settings.kv_cache_dtype,
         baseline=baseline,
     )
-
-
-def _resolved(settings: KVSettings, sixteen_bits: str) -> str:
-    return sixteen_bits if settings.kv_cache_dtype == AUTO else settings.kv_cache_dtype
 
 
 def _block_size(seen: Seen) -> int:

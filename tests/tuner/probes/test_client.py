@@ -1,6 +1,7 @@
 """The probe's client: scores from an engine's answer, and every failure as a typed error."""
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,15 @@ async def test_a_failure_is_a_typed_error(
         await client(lambda _: response).score(TARGET, [1, 2], 0)
 
 
+async def test_likelihoods_that_are_no_numbers_are_a_score_and_no_failure() -> None:
+    error = {"message": "the model gave likelihoods that are not finite", "reason": "NotFinite"}
+    score = await client(lambda _: httpx.Response(500, json={"error": error})).score(
+        TARGET, [1, 2, 3], 1, "int4"
+    )
+    assert math.isnan(score.mean)
+    assert score.dtype == "int4"
+
+
 async def test_prompts_are_tokenized_by_the_engine() -> None:
     asked: list[dict[str, Any]] = []
 
@@ -72,6 +82,20 @@ async def test_prompts_are_tokenized_by_the_engine() -> None:
     assert await probes.tokens(TARGET, "tiny", chat) == (5, 6)
     assert asked[0]["prompt"] == "Once"
     assert asked[1]["messages"] == [{"role": "user", "content": "Hello"}]
+
+
+async def test_a_conversation_is_plain_text_to_a_model_without_a_chat_template() -> None:
+    asked: list[dict[str, Any]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        asked.append(json.loads(request.content))
+        if "messages" in asked[-1]:
+            return httpx.Response(400, json={"error": {"message": "no chat template"}})
+        return httpx.Response(200, json={"tokens": [7]})
+
+    chat = Prompt("b", messages=(("user", "Hello"), ("assistant", "Hi")))
+    assert await client(handler).tokens(TARGET, "tiny", chat) == (7,)
+    assert asked[-1]["prompt"] == "user: Hello\nassistant: Hi"
 
 
 async def test_an_answer_without_tokens_is_no_prompt() -> None:

@@ -1,5 +1,6 @@
 """Client of the engine's probe: how likely a prompt is through its KV cache."""
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,14 +9,19 @@ from typing import Any, Final
 import httpx
 
 from kvserving_tuner.engine_api import call
-from kvserving_tuner.errors import BadAnswer
+from kvserving_tuner.errors import BadAnswer, ChangeFailed
 from kvserving_tuner.probes.prompts import Prompt
 from kvserving_tuner.sources.base import EngineTarget
+
+logger = logging.getLogger(__name__)
 
 PROBE_PATH: Final = "/kvserving/v1/probe"
 TOKENIZE_PATH: Final = "/tokenize"
 PROBE_SECONDS: Final = 600.0
 """The engine's own limit; beside users' requests a probe gets a fifth of the time."""
+
+NOT_FINITE: Final = "NotFinite"
+"""The engine's reason where a model gives no numbers through a format."""
 
 FORM: Final = "prefill"
 """Tokens read what was stored in both forms; in chunks a probe costs users a tenth of the time."""
@@ -51,17 +57,29 @@ class ProbeClient:
         body: dict[str, object] = {"token_ids": list(token_ids), "form": FORM, "skip": skip}
         if as_dtype is not None:
             body["as_dtype"] = as_dtype
-        document = await call(self._client, target, "POST", PROBE_PATH, body, self._timeout)
+        try:
+            document = await call(self._client, target, "POST", PROBE_PATH, body, self._timeout)
+        except ChangeFailed as error:
+            if error.reason != NOT_FINITE:
+                raise
+            return Score(math.nan, len(token_ids) - skip, as_dtype or "", 0.0)
         return _score(target.name, document)
 
     async def tokens(self, target: EngineTarget, model: str, prompt: Prompt) -> tuple[int, ...]:
-        """Token ids of a prompt by the engine's own tokenizer and chat template."""
-        body: dict[str, object] = {"model": model}
+        """Token ids of a prompt by the engine's own tokenizer and chat template.
+
+        A conversation is a plain text to a model without a template.
+        """
         if prompt.messages:
             messages = [{"role": role, "content": content} for role, content in prompt.messages]
-            body |= {"messages": messages, "add_generation_prompt": False}
-        else:
-            body |= {"prompt": prompt.text}
+            chat = {"model": model, "messages": messages, "add_generation_prompt": False}
+            try:
+                return await self._tokenize(target, chat)
+            except BadAnswer as error:
+                logger.info("%s: no chat template: %s", target.name, error.message)
+        return await self._tokenize(target, {"model": model, "prompt": prompt.plain})
+
+    async def _tokenize(self, target: EngineTarget, body: Mapping[str, object]) -> tuple[int, ...]:
         document = await call(self._client, target, "POST", TOKENIZE_PATH, body, self._timeout)
         found = document.get("tokens") if isinstance(document, Mapping) else None
         if not isinstance(found, list) or not all(type(token) is int for token in found):

@@ -23,6 +23,11 @@ class Prompt:
     text: str = ""
     messages: tuple[Message, ...] = ()
 
+    @property
+    def plain(self) -> str:
+        """The text, also of a conversation."""
+        return self.text or "\n".join(f"{role}: {content}" for role, content in self.messages)
+
 
 def read_prompts(document: str) -> tuple[Prompt, ...]:
     """Prompts of a JSONL document; ProbeSetError names the line and the field at fault.

@@ -139,7 +139,7 @@ def _screen(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Prog
         for found in evidence.values()
     ):
         return _enter(plan, progress, facts, 0)
-    if progress.screened >= facts.prompts:
+    if progress.screened >= facts.prompts and not facts.blocked:
         return progress.ends(_exhausted(plan, facts))
     return _waiting(plan, progress, facts, passed, "probes score the change")
 
@@ -188,7 +188,7 @@ def _decide(
                 verdict=Verdict.INCONCLUSIVE, reason=judgement.cause, message=judgement.message
             )
         )
-    if progress.served >= facts.prompts:
+    if progress.served >= facts.prompts and not facts.blocked:
         return progress.ends(_exhausted(plan, facts))
     return _waiting(plan, progress, facts, passed, judgement.message)
 

@@ -37,6 +37,11 @@ from kvserving_operator.api.v1alpha1.policy import (
     KVRollbackPolicySpec,
     KVRollbackPolicyStatus,
 )
+from kvserving_operator.api.v1alpha1.quality import (
+    ProbeSetKind,
+    ProbeSetReference,
+    ServedQualitySpec,
+)
 from kvserving_operator.api.v1alpha1.rollout import RolloutSpec
 from kvserving_operator.api.v1alpha1.serving import KVServing, KVServingSpec
 from kvserving_operator.api.v1alpha1.serving_status import (
@@ -126,6 +131,8 @@ __all__ = [
     "PodTemplateSpec",
     "PreflightState",
     "PreflightStatus",
+    "ProbeSetKind",
+    "ProbeSetReference",
     "PrometheusSpec",
     "PromotedValue",
     "Recommendation",
@@ -133,6 +140,7 @@ __all__ = [
     "Resources",
     "RolloutSpec",
     "SLOSpec",
+    "ServedQualitySpec",
     "Switch",
     "Toleration",
     "TrialEvidence",

@@ -13,6 +13,7 @@ from kvserving_operator.api.v1alpha1.kv_cache import EvictionPolicy, KVCacheSpec
 from kvserving_operator.api.v1alpha1.model import ModelSpec
 from kvserving_operator.api.v1alpha1.monitoring import MonitoringSpec
 from kvserving_operator.api.v1alpha1.pod_template import ObjectReference, PodTemplateSpec
+from kvserving_operator.api.v1alpha1.quality import ServedQualitySpec
 from kvserving_operator.api.v1alpha1.rollout import RolloutSpec
 from kvserving_operator.api.v1alpha1.serving_status import KVServingStatus
 from kvserving_operator.api.v1alpha1.tuning import SLOSpec, TuningSpec
@@ -101,6 +102,10 @@ class KVServingSpec(ApiModel):
     rollback_policy_ref: ObjectReference | None = None
     """KVRollbackPolicy in the same namespace that judges changes; a missing one blocks them with
     a reason."""
+    quality: ServedQualitySpec = Field(
+        default_factory=ServedQualitySpec, json_schema_extra={"default": {}}
+    )
+    """How output quality is measured."""
     monitoring: MonitoringSpec = Field(
         default_factory=MonitoringSpec, json_schema_extra={"default": {}}
     )

@@ -1,0 +1,147 @@
+"""An edit under a policy is a trial: on real engines that serve all the while."""
+
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from harness.kube import KVSERVING, Kube, wait_for
+from harness.load import ChatLoad
+from harness.manifests import tiny_serving
+from harness.serving import engine_pods, wait_condition, wait_ready
+
+pytestmark = pytest.mark.cluster
+NAME = "tried"
+TRIAL = "kvtrials.kvserving.dev"
+
+
+def policy(**quality: int) -> dict[str, Any]:
+    """Give a policy that a small machine can carry out in minutes."""
+    return {
+        "apiVersion": "kvserving.dev/v1alpha1",
+        "kind": "KVRollbackPolicy",
+        "metadata": {"name": "quick"},
+        "spec": {
+            "ab": {"steps": [50], "minRequests": 10, "minDurationSeconds": 20},
+            "quality": {"minSamples": 8, **quality},
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def serving(kube: Kube, namespace: str) -> str:
+    kube.apply(policy(maxDropPercent=10), namespace)
+    manifest = tiny_serving(NAME, replicas=2, rollbackPolicyRef={"name": "quick"})
+    kube.apply(manifest, namespace)
+    wait_ready(kube, NAME, namespace)
+    return namespace
+
+
+@pytest.fixture
+def client(kube: Kube, serving: str) -> Iterator[ChatLoad]:
+    """A client that sends all the while; it fails the test where a request failed."""
+    url = kube.service_url(NAME, serving)
+    load = ChatLoad(url, "tiny", clients=2, max_tokens=16, pause_seconds=0.5)
+    thread = threading.Thread(target=lambda: asyncio.run(load.run(duration_seconds=900)))
+    thread.start()
+    yield load
+    load.stop()
+    thread.join(timeout=120)
+    assert not thread.is_alive()
+    assert [] == load.failures
+
+
+def wait_trial(
+    kube: Kube, namespace: str, dtype: str, timeout_seconds: float = 300, **wanted: str
+) -> Mapping[str, Any]:
+    """Wait until the trial of a format has these values in its status; give the status."""
+
+    def look() -> Mapping[str, Any] | None:
+        for trial in kube.objects(TRIAL, namespace):
+            status = trial.get("status", {})
+            if trial["spec"]["change"].get("kvCacheDtype") != dtype:
+                continue
+            if all(status.get(name) == value for name, value in wanted.items()):
+                found: Mapping[str, Any] = status
+                return found
+        return None
+
+    return wait_for(look, f"the trial of {dtype} has {wanted}", timeout_seconds)
+
+
+def dtypes(kube: Kube, namespace: str) -> list[str]:
+    """KV formats of the engines, by status."""
+    status = (kube.get(KVSERVING, NAME, namespace) or {})["status"]
+    return sorted(pod["kvCacheDtype"] for pod in status["pods"])
+
+
+def test_a_good_format_is_screened_tried_on_one_engine_and_promoted(
+    kube: Kube, serving: str, client: ChatLoad
+) -> None:
+    pods = {pod["metadata"]["uid"] for pod in engine_pods(kube, NAME, serving)}
+    kube.patch(KVSERVING, NAME, serving, {"spec": {"kvCache": {"dtype": "int8"}}})
+    wait_trial(kube, serving, "int8", state="Running")
+    assert "bfloat16" in dtypes(kube, serving) or "float32" in dtypes(kube, serving)
+    status = wait_trial(kube, serving, "int8", state="Finished")
+    assert "Promoted" == status["verdict"], status
+    wait_for(lambda: ["int8"] * 2 == dtypes(kube, serving), "both engines run int8", 60)
+    assert pods == {pod["metadata"]["uid"] for pod in engine_pods(kube, NAME, serving)}
+    wait_condition(kube, NAME, serving, "QualityGate", "True", "Passed")
+    served = [each for each in status["evidence"] if each["name"].startswith("Served")]
+    assert served
+    assert all(each["outcome"] == "Passed" for each in served)
+    said = {event["reason"] for event in kube.events(serving, NAME)}
+    assert {"TrialStarted", "TrialStep", "TrialPromoted"} <= said
+
+
+def test_a_trial_by_hand_ends_when_a_person_says_so(
+    kube: Kube, serving: str, client: ChatLoad
+) -> None:
+    before = dtypes(kube, serving)
+    trial = {
+        "apiVersion": "kvserving.dev/v1alpha1",
+        "kind": "KVTrial",
+        "metadata": {"name": "by-hand"},
+        "spec": {
+            "servingRef": {"name": NAME},
+            "change": {"kvCacheDtype": "int4"},
+            "policy": policy(maxDropPercent=10)["spec"],
+        },
+    }
+    kube.apply(trial, serving)
+    wait_trial(kube, serving, "int4", state="Running")
+    wait_for(lambda: "int4" in dtypes(kube, serving), "one engine runs int4", 60)
+    kube.patch(TRIAL, "by-hand", serving, {"spec": {"control": "RollBack"}})
+    status = wait_trial(kube, serving, "int4", state="Finished")
+    assert ("RolledBack", "AskedFor") == (status["verdict"], status["reason"])
+    wait_for(lambda: before == dtypes(kube, serving), "engines run what they did", 60)
+
+
+@pytest.fixture
+def smollm2(kube: Kube, serving: str) -> Iterator[str]:
+    """A KVServing of a trained model, under the default bound of 2 %."""
+    name = "trained"
+    kube.apply(policy(maxDropPercent=2, minSamples=30), serving)
+    model = {"name": "smollm2", "uri": "pvc://models/SmolLM2-135M-Instruct"}
+    manifest = tiny_serving(name, model=model, rollbackPolicyRef={"name": "quick"})
+    kube.apply(manifest, serving)
+    wait_ready(kube, name, serving)
+    yield name
+    kube.run("delete", KVSERVING, name, "-n", serving, "--wait", "--timeout=120s")
+
+
+@pytest.mark.full
+def test_a_bad_format_never_reaches_a_user(kube: Kube, serving: str, smollm2: str) -> None:
+    kube.patch(KVSERVING, smollm2, serving, {"spec": {"kvCache": {"dtype": "int2"}}})
+    status = wait_trial(kube, serving, "int2", state="Finished", timeout_seconds=900)
+    assert ("RolledBack", "QualityDrop") == (status["verdict"], status["reason"]), status
+    assert "step" not in status
+    assert "ScreenedLikelihood" in status["message"]
+    found = wait_condition(kube, smollm2, serving, "RolledBack", "True", "TrialRolledBack")
+    assert "int2" in found["message"]
+    effective = kube.get(KVSERVING, smollm2, serving)["status"]["effective"]  # type: ignore[index]
+    assert "int2" != effective["kvCacheDtype"]
+    warnings = [e for e in kube.events(serving, smollm2) if e["reason"] == "TrialRolledBack"]
+    assert ["Warning"] == [event["type"] for event in warnings]
