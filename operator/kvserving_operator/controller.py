@@ -14,13 +14,12 @@ from kvserving_operator.errors import ApiRejected
 from kvserving_operator.executor import Announcer, Executor, StatusWriter
 from kvserving_operator.facts import Facts
 from kvserving_operator.fence import FencedCluster
-from kvserving_operator.groups import grouped
+from kvserving_operator.fleet import Fleet
 from kvserving_operator.kinds import Kind, Object
-from kvserving_operator.live import Refusal
 from kvserving_operator.memory import recall
 from kvserving_operator.metrics import OperatorMetrics
 from kvserving_operator.observe import PodView, check_view, is_check, pod_view
-from kvserving_operator.promoted import KNOB, Needs, cap_of, gates
+from kvserving_operator.promoted import KNOB
 from kvserving_operator.render.names import RETRY_ANNOTATION, SERVING_LABEL, ServingRef
 from kvserving_operator.reporting import (
     audit,
@@ -35,12 +34,10 @@ from kvserving_operator.session import Session
 from kvserving_operator.settings import Settings
 from kvserving_operator.situation import Situation
 from kvserving_operator.status import build_status, invalid_status, parse_status
-from kvserving_operator.switching import Request, Switched, Switcher
+from kvserving_operator.switching import Switcher
 from kvserving_operator.trials.probing import Probing
-from kvserving_operator.trials.record import Trials
 from kvserving_operator.trials.report import events
-from kvserving_operator.trials.runner import Policy, TrialRunner, read_policy
-from kvserving_operator.trials.turn import Outcome
+from kvserving_operator.trials.runner import TrialRunner, read_policy
 from kvserving_operator.tuning import Judge, ServingTuner, Turn, new_basis
 from kvserving_tuner.audit import audit_line
 from kvserving_tuner.decision import Reason
@@ -78,6 +75,7 @@ class Controller:
         self._clock = clock
         self._monotonic = monotonic
         self._executor = Executor(self._cluster, settings, announce, monotonic, new_token)
+        self._fleet = Fleet(self._executor, clock)
         self._sessions: dict[tuple[str, str], Session] = {}
         self._last_success = monotonic()
 
@@ -183,8 +181,9 @@ class Controller:
             logger.error("%s/%s: %s", ref.namespace, ref.name, error)
         turn = await self._tune(session, ref, serving, pods, step, writer)
         policy = await read_policy(self._cluster, serving)
-        trial = await self._try(session, ref, serving, pods, turn, policy)
-        turn, switched = await self._switch(session, ref, serving, pods, turn)
+        steady = step.phase is not Phase.ROLLING
+        trial = await self._fleet.try_changes(session, ref, serving, pods, turn, policy, steady)
+        turn, switched = await self._fleet.bring(session, ref, serving, pods, turn)
         return Facts(
             serving=serving,
             ref=ref,
@@ -230,98 +229,6 @@ class Controller:
         memory = session.memory.model_copy(update={"tuner": turn.state})
         await self._executor.remember(session, ref, memory)
         return turn
-
-    async def _try(
-        self,
-        session: Session,
-        ref: ServingRef,
-        serving: KVServing,
-        pods: tuple[PodView, ...],
-        turn: Turn,
-        policy: Policy,
-    ) -> Outcome | None:
-        """Take the trials a step on; None while no engine has said what it takes live."""
-        current = session.memory.revisions.current
-        if current is None or current.live is None:
-            return None
-
-        async def remember(trials: Trials) -> None:
-            memory = session.memory.model_copy(update={"trials": trials})
-            await self._executor.remember(session, ref, memory)
-
-        return await session.trials.take_turn(
-            ref,
-            serving,
-            current,
-            tuple(pod for pod in pods if not pod.deleting and pod.revision == current.hash),
-            turn,
-            session.token,
-            session.memory.trials,
-            session.memory.refusals,
-            policy,
-            self._clock(),
-            remember,
-        )
-
-    async def _switch(
-        self,
-        session: Session,
-        ref: ServingRef,
-        serving: KVServing,
-        pods: tuple[PodView, ...],
-        turn: Turn,
-    ) -> tuple[Turn, Switched]:
-        """Bring the engines of the template in force to the KV cache they are to have; open gates.
-
-        Gives what became of those that are no trial's candidates.
-        """
-        alive = [pod for pod in pods if not pod.deleting]
-        fleet = Switched()
-        current = session.memory.revisions.current
-        if current is not None and current.live is not None:
-            mine = [pod for pod in alive if pod.revision == current.hash]
-            revisions = session.memory.revisions.with_current(
-                current.heard(mine, turn.readback.runtime)
-            )
-            memory = session.memory.model_copy(update={"revisions": revisions})
-            await self._executor.remember(session, ref, memory)
-        retry = serving.metadata.annotations.get(RETRY_ANNOTATION, "")
-        groups = grouped(alive, current, session.memory.trials, retry)
-        keys = {group.key for group in groups}
-        for group in groups:
-            switched = Switched()
-            if group.settings is not None:
-
-                async def remember(refusals: tuple[Refusal, ...], key: str = group.key) -> None:
-                    others = (
-                        each
-                        for each in session.memory.refusals
-                        if each.key != key and each.key in keys
-                    )
-                    update = {"refusals": (*others, *refusals)}
-                    memory = session.memory.model_copy(update=update)
-                    await self._executor.remember(session, ref, memory)
-
-                request = Request(group.settings, group.key, session.memory.refusals)
-                switched = await session.switcher.bring(
-                    request,
-                    group.pods,
-                    turn.readback.runtime,
-                    session.token,
-                    self._clock(),
-                    remember,
-                )
-                turn = turn.reading({change.pod: change.after for change in switched.changes})
-            fleet = fleet.joined(switched, group.on_trial)
-            starts_with_it = current is None or current.start == group.settings
-            needs = Needs(
-                cap_of(turn.promoted),
-                "" if starts_with_it else str(switched.settings or ""),
-                frozenset(switched.pending),
-            )
-            changed = gates(group.pods, turn.readback.runtime, needs)
-            await self._executor.set_gates(ref, changed, self._clock())
-        return turn, fleet
 
     async def _missing(self, serving: KVServing) -> str:
         """Name the claim that engines would wait for and no check pod mounts."""

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from kvserving_operator.kinds import Kind
-from operatorkit.specs import NAME, NAMESPACE
+from operatorkit.specs import NAME, NAMESPACE, engine_spec
 from operatorkit.world import World
 
 POLICY: dict[str, Any] = {
@@ -196,6 +196,19 @@ async def test_a_newer_edit_supersedes_and_is_not_held_up(world: World) -> None:
     assert ("Void", "Superseded") == (verdicts["int8"]["verdict"], verdicts["int8"]["reason"])
     assert "Screening" == verdicts["int4"]["state"]
     assert ["bfloat16", "bfloat16"] == dtypes(world)
+
+
+async def test_an_edit_that_needs_new_pods_voids_it(world: World) -> None:
+    await ready(world)
+    world.put(replicas=2, **GUARDED, kvCache={"dtype": "int8"})
+    await serve(world, 4)
+    assert "Running" == only_trial(world)["state"]
+    engine = engine_spec(maxNumSeqs=12)
+    world.put(replicas=2, **GUARDED, kvCache={"dtype": "int8"}, engine=engine)
+    for _ in range(4):
+        await world.settle()
+    (first, *_) = [t["status"] for t in trials(world).values() if "verdict" in t["status"]]
+    assert ("Void", "Superseded") == (first["verdict"], first["reason"])
 
 
 @pytest.mark.parametrize("looks", range(2, 60, 6))

@@ -24,6 +24,8 @@ class Record(_Frozen):
     requested_by: RequestedBy
     asked: KVSettings
     """`spec.kvCache` while it runs; an edit voids it."""
+    template: str
+    """Hash of the pods' template; other pods are another trial's."""
     stable: KVSettings
     """In force when it began."""
     candidate: KVSettings

@@ -26,8 +26,9 @@ from kvserving_operator.trials.probe_set import read_probe_set
 from kvserving_operator.trials.probing import Probing
 from kvserving_operator.trials.record import Trials
 from kvserving_operator.trials.report import manifest, superseded_status, trial_status
+from kvserving_operator.trials.seen import Seen
 from kvserving_operator.trials.select import Wanted, is_open, trial_spec
-from kvserving_operator.trials.turn import Outcome, Seen, look
+from kvserving_operator.trials.turn import Outcome, look
 from kvserving_operator.tuning import Turn
 
 logger = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class TrialRunner:
         trials: Trials,
         refusals: tuple[Refusal, ...],
         policy: Policy,
+        steady: bool,
         now: float,
         remember: Remember,
     ) -> Outcome:
@@ -77,6 +79,7 @@ class TrialRunner:
             asked=current.live or asked(serving.spec),
             eviction=serving.spec.kv_cache.eviction,
             started_with=current.start,
+            template=current.hash,
             generation=serving.metadata.generation,
             has_policy=policy.named,
             policy=policy.spec,
@@ -88,6 +91,7 @@ class TrialRunner:
             refusals=refusals,
             observation=turn.observation,
             pairs=self._probing.collect(),
+            steady=steady,
             probe_set=await read_probe_set(self._cluster, serving),
             model=serving.spec.model.name or ref.name,
             max_tokens=serving.spec.engine.max_model_len or DEFAULT_CONTEXT,

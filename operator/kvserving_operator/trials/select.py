@@ -43,6 +43,8 @@ class Wanted:
     eviction: EvictionSpec
     started_with: KVSettings | None
     """What engines start with: a template that has it was checked and rolled out."""
+    template: str
+    """Hash of the template in force."""
     generation: int
     has_policy: bool
     policy: KVRollbackPolicySpec | None
@@ -91,7 +93,7 @@ def spec_trial(trials: Trials, wanted: Wanted) -> Record | None:
     return _record(
         trial_name(wanted, settled.settings),
         RequestedBy.SPEC,
-        wanted.asked,
+        wanted,
         settled.settings,
         wanted.asked,
         wanted.policy,
@@ -131,7 +133,7 @@ def next_trial(trials: Trials, wanted: Wanted, found: Sequence[KVTrial]) -> Reco
         return _record(
             trial.metadata.name,
             trial.spec.requested_by,
-            wanted.asked,
+            wanted,
             settled.settings,
             candidate,
             trial.spec.policy,
@@ -174,7 +176,7 @@ def trial_name(wanted: Wanted, stable: KVSettings) -> str:
 def _record(
     name: str,
     requested_by: RequestedBy,
-    asked: KVSettings,
+    wanted: Wanted,
     stable: KVSettings,
     candidate: KVSettings,
     policy: KVRollbackPolicySpec,
@@ -182,7 +184,8 @@ def _record(
     return Record(
         name=name,
         requested_by=requested_by,
-        asked=asked,
+        asked=wanted.asked,
+        template=wanted.template,
         stable=stable,
         candidate=candidate,
         fallback=fallback_of(policy),

@@ -4,22 +4,18 @@ Nothing is acted on before it is remembered: a killed operator goes on where it 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvserving_operator.api.v1alpha1 import KVTrial
 from kvserving_operator.live import (
     AUTO,
     KVSettings,
-    Refusal,
     differences,
-    offered,
-    offers_of,
 )
-from kvserving_operator.observe import PodView
-from kvserving_operator.trials.probe_set import ProbeSet
-from kvserving_operator.trials.probing import Pair, Request, builtin_set
+from kvserving_operator.trials.probing import Request, builtin_set
 from kvserving_operator.trials.record import Record, Trials
+from kvserving_operator.trials.seen import Seen, facts_of, ready_pods
 from kvserving_operator.trials.select import (
     Wanted,
     after,
@@ -31,13 +27,9 @@ from kvserving_operator.trials.select import (
 )
 from kvserving_operator.trials.watch import WATCHED
 from kvserving_tuner.judge import HardStop
-from kvserving_tuner.observation import Observation
 from kvserving_tuner.probes.prompts import Prompt
-from kvserving_tuner.readings import Known
-from kvserving_tuner.runtime_client import RuntimeState
-from kvserving_tuner.sources.base import EngineTarget
 from kvserving_tuner.trials.blocks import block_of
-from kvserving_tuner.trials.machine import Facts, Wish, advance, next_prompts, scored
+from kvserving_tuner.trials.machine import Facts, advance, next_prompts, scored
 from kvserving_tuner.trials.plan import Plan
 from kvserving_tuner.trials.progress import (
     SCREENED,
@@ -47,27 +39,8 @@ from kvserving_tuner.trials.progress import (
     Verdict,
 )
 
-FINISHED_TOTAL = "finished"
-"""Name of the observation's counter of finished requests."""
 MOST_PROMPTS = 400
 """Built-in prompts: at 2 %, a median of 60 tell int8 from a drop at the bound."""
-
-
-@dataclass(frozen=True)
-class Seen:
-    """Engines at one look."""
-
-    pods: tuple[PodView, ...]
-    """Those that are not on their way out."""
-    runtime: Mapping[str, RuntimeState]
-    targets: Mapping[str, EngineTarget]
-    refusals: tuple[Refusal, ...]
-    observation: Observation | None
-    pairs: tuple[Pair, ...]
-    probe_set: ProbeSet
-    model: str
-    max_tokens: int
-    now: float
 
 
 @dataclass(frozen=True)
@@ -109,7 +82,7 @@ def look(trials: Trials, wanted: Wanted, found: Sequence[KVTrial], seen: Seen) -
         )
         record = record.model_copy(update={"progress": progress})
         return Outcome(after(trials, record, seen.now), before, record, begun)
-    record, facts = _facts(record, wanted, trial, seen, is_new=before is None)
+    record, facts = facts_of(record, wanted, trial, seen, is_new=before is None)
     prompts = _prompts(record.plan, seen)
     record, facts = _with_evidence(record, replace(facts, prompts=len(prompts)), seen)
     progress = advance(record.plan, record.progress, facts)
@@ -117,7 +90,8 @@ def look(trials: Trials, wanted: Wanted, found: Sequence[KVTrial], seen: Seen) -
     if progress.state is State.FINISHED:
         return Outcome(after(trials, record, seen.now), before, record, begun)
     kept = trials.model_copy(update={"running": record})
-    return Outcome(kept, before, record, begun, _next_probes(record, facts, seen), prompts)
+    probes = _next_probes(record, facts, seen)
+    return Outcome(kept, before, record, begun, probes=probes, prompts=prompts)
 
 
 def _watch(trials: Trials, seen: Seen) -> Outcome:
@@ -131,7 +105,7 @@ def _watch(trials: Trials, seen: Seen) -> Outcome:
         regressed = after_regression(trials, watch, message, seen.now)
         why = f"trial {watch.trial}, {regressed.settled.message}" if regressed.settled else message
         return Outcome(regressed, regression=why)
-    pods = tuple(n for n in _ready(seen) if not differences(watch.settings, seen.runtime[n]))
+    pods = tuple(n for n in ready_pods(seen) if not differences(watch.settings, seen.runtime[n]))
     if not pods or not watch.asks(seen.now) or seen.probe_set.problem:
         return Outcome(trials.model_copy(update={"watch": watch}))
     watch = watch.model_copy(update={"asked_at": seen.now})
@@ -147,93 +121,6 @@ def _prompts(plan: Plan, seen: Seen) -> tuple[Prompt, ...]:
         return ()
     own = seen.probe_set.prompts[: plan.max_samples]
     return own or builtin_set(min(MOST_PROMPTS, plan.max_samples), _block_size(seen))
-
-
-def _ready(seen: Seen) -> tuple[str, ...]:
-    return tuple(sorted(pod.name for pod in seen.pods if pod.ready and pod.name in seen.runtime))
-
-
-def _facts(
-    record: Record, wanted: Wanted, trial: KVTrial | None, seen: Seen, *, is_new: bool
-) -> tuple[Record, Facts]:
-    """Record with what was counted, and facts for the machine but for the evidence."""
-    ready = _ready(seen)
-    has = frozenset(n for n in ready if not differences(record.candidate, seen.runtime[n]))
-    containers = {pod.name: pod.container_id for pod in seen.pods}
-    candidates = record.progress.candidates
-    ended = [
-        name
-        for name, container in record.containers.items()
-        if name in candidates and containers.get(name, container) != container
-    ]
-    known = {
-        **{name: c for name, c in record.containers.items() if name in candidates},
-        **{name: containers[name] for name in has if name in candidates and name not in ended},
-    }
-    finished, counted = _finished(record, seen, has)
-    refusal = next(
-        (each for each in seen.refusals if each.key == record.candidate.key(record.name)), None
-    )
-    record = record.model_copy(update={"containers": known, "finished": counted})
-    facts = Facts(
-        now=seen.now,
-        ready=ready,
-        changed=has,
-        settled=_settled(record, seen),
-        offered=all(offered(record.candidate, offers_of(seen.runtime[n])) for n in ready),
-        finished=finished,
-        blocked=_blocked(seen),
-        refused="" if refusal is None else f"pod {refusal.pod}: {refusal.message}",
-        hard_stop=HardStop.CRASHED if ended else None,
-        superseded=_superseded(record, wanted, trial, is_new=is_new),
-        wish=Wish.RUN if trial is None else Wish(trial.spec.control.value),
-    )
-    return record, facts
-
-
-def _superseded(record: Record, wanted: Wanted, trial: KVTrial | None, *, is_new: bool) -> str:
-    if wanted.asked != record.asked:
-        return f"spec.kvCache was edited to {wanted.asked}"
-    # A new one's object is made after this look.
-    if trial is None and not is_new and record.progress.looked_at is not None:
-        return "its KVTrial was deleted"
-    return ""
-
-
-def _settled(record: Record, seen: Seen) -> bool:
-    """Whether every pod reports what it is to have; a pod that cannot be asked may not."""
-    return all(
-        pod.name in seen.runtime
-        and not differences(record.settings_of(pod.name), seen.runtime[pod.name])
-        for pod in seen.pods
-    )
-
-
-def _finished(record: Record, seen: Seen, has: frozenset[str]) -> tuple[float, dict[str, float]]:
-    """Requests that candidates have finished since the last count, and the counts."""
-    if seen.observation is None:
-        return 0.0, dict(record.finished)
-    new, counted = 0.0, {}
-    for engine in seen.observation.engines:
-        total = engine.totals.get(FINISHED_TOTAL)
-        if engine.target not in has or not isinstance(total, Known):
-            continue
-        before = record.finished.get(engine.target)
-        # A counter that went back is that of another process.
-        new += max(0.0, total.value - before) if before is not None else 0.0
-        counted[engine.target] = total.value
-    return new, counted
-
-
-def _blocked(seen: Seen) -> str:
-    if seen.probe_set.problem:
-        return seen.probe_set.problem
-    if seen.observation is not None and seen.observation.blocking():
-        return seen.observation.blocking()[0].message
-    failed = next((pair for pair in seen.pairs if pair.error), None)
-    if failed is not None:
-        return ("ProbeSetTooShort: " if failed.too_short else "probe: ") + failed.error
-    return ""
 
 
 def _with_evidence(record: Record, facts: Facts, seen: Seen) -> tuple[Record, Facts]:

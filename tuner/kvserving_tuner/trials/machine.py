@@ -52,6 +52,8 @@ class Facts:
     """Pods that report the candidate's settings."""
     settled: bool
     """Whether every pod reports what it is to have."""
+    steady: bool = True
+    """Whether no pods are being replaced."""
     offered: bool = True
     """Whether the engines take the change live."""
     finished: float = 0.0
@@ -112,8 +114,8 @@ def _ended_from_outside(progress: Progress, facts: Facts) -> Conclusion | None:
 
 
 def _start(plan: Plan, progress: Progress, facts: Facts) -> Progress:
-    if not facts.ready:
-        return progress.model_copy(update={"note": "waits for an engine that answers"})
+    if not facts.ready or not facts.steady:
+        return progress.model_copy(update={"note": "waits for engines that answer and stay"})
     if not facts.offered:
         message = "no engine takes the change while it serves"
         return progress.ends(

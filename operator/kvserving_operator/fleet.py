@@ -1,0 +1,119 @@
+"""Brings the engines of a KVServing to the KV cache that they are to have, trials among them."""
+
+from collections.abc import Callable
+
+from kvserving_operator.api.v1alpha1 import KVServing
+from kvserving_operator.executor import Executor
+from kvserving_operator.groups import grouped
+from kvserving_operator.live import Refusal
+from kvserving_operator.observe import PodView
+from kvserving_operator.promoted import Needs, cap_of, gates
+from kvserving_operator.render.names import RETRY_ANNOTATION, ServingRef
+from kvserving_operator.session import Session
+from kvserving_operator.switching import Request, Switched
+from kvserving_operator.trials.record import Trials
+from kvserving_operator.trials.runner import Policy
+from kvserving_operator.trials.turn import Outcome
+from kvserving_operator.tuning import Turn
+
+
+class Fleet:
+    """Engines of any KVServing; what is remembered of one is in its session."""
+
+    def __init__(self, executor: Executor, clock: Callable[[], float]) -> None:
+        self._executor = executor
+        self._clock = clock
+
+    async def try_changes(
+        self,
+        session: Session,
+        ref: ServingRef,
+        serving: KVServing,
+        pods: tuple[PodView, ...],
+        turn: Turn,
+        policy: Policy,
+        steady: bool,
+    ) -> Outcome | None:
+        """Take the trials a step on; None while no engine has said what it takes live."""
+        current = session.memory.revisions.current
+        if current is None or current.live is None:
+            return None
+
+        async def remember(trials: Trials) -> None:
+            memory = session.memory.model_copy(update={"trials": trials})
+            await self._executor.remember(session, ref, memory)
+
+        return await session.trials.take_turn(
+            ref,
+            serving,
+            current,
+            tuple(pod for pod in pods if not pod.deleting and pod.revision == current.hash),
+            turn,
+            session.token,
+            session.memory.trials,
+            session.memory.refusals,
+            policy,
+            steady,
+            self._clock(),
+            remember,
+        )
+
+    async def bring(
+        self,
+        session: Session,
+        ref: ServingRef,
+        serving: KVServing,
+        pods: tuple[PodView, ...],
+        turn: Turn,
+    ) -> tuple[Turn, Switched]:
+        """Bring the engines of the template in force to the KV cache they are to have; open gates.
+
+        Gives what became of those that are no trial's candidates.
+        """
+        alive = [pod for pod in pods if not pod.deleting]
+        fleet = Switched()
+        current = session.memory.revisions.current
+        if current is not None and current.live is not None:
+            mine = [pod for pod in alive if pod.revision == current.hash]
+            revisions = session.memory.revisions.with_current(
+                current.heard(mine, turn.readback.runtime)
+            )
+            memory = session.memory.model_copy(update={"revisions": revisions})
+            await self._executor.remember(session, ref, memory)
+        retry = serving.metadata.annotations.get(RETRY_ANNOTATION, "")
+        groups = grouped(alive, current, session.memory.trials, retry)
+        keys = {group.key for group in groups}
+        for group in groups:
+            switched = Switched()
+            if group.settings is not None:
+
+                async def remember(refusals: tuple[Refusal, ...], key: str = group.key) -> None:
+                    others = (
+                        each
+                        for each in session.memory.refusals
+                        if each.key != key and each.key in keys
+                    )
+                    update = {"refusals": (*others, *refusals)}
+                    memory = session.memory.model_copy(update=update)
+                    await self._executor.remember(session, ref, memory)
+
+                request = Request(group.settings, group.key, session.memory.refusals)
+                switched = await session.switcher.bring(
+                    request,
+                    group.pods,
+                    turn.readback.runtime,
+                    session.token,
+                    self._clock(),
+                    remember,
+                )
+                turn = turn.reading({change.pod: change.after for change in switched.changes})
+            fleet = fleet.joined(switched, group.on_trial)
+            starts_with_it = current is None or current.start == group.settings
+            needs = Needs(
+                cap_of(turn.promoted),
+                "" if starts_with_it else str(switched.settings or ""),
+                frozenset(switched.pending),
+            )
+            changed = gates(group.pods, turn.readback.runtime, needs)
+            await self._executor.set_gates(ref, changed, self._clock())
+        return turn, fleet

@@ -1,0 +1,131 @@
+"""What is seen of engines at one look, as the trial's machine wants to know it; pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvserving_operator.api.v1alpha1 import KVTrial
+from kvserving_operator.live import Refusal, differences, offered, offers_of
+from kvserving_operator.observe import PodView
+from kvserving_operator.trials.probe_set import ProbeSet
+from kvserving_operator.trials.probing import Pair
+from kvserving_operator.trials.record import Record
+from kvserving_operator.trials.select import Wanted
+from kvserving_tuner.judge import HardStop
+from kvserving_tuner.observation import Observation
+from kvserving_tuner.readings import Known
+from kvserving_tuner.runtime_client import RuntimeState
+from kvserving_tuner.sources.base import EngineTarget
+from kvserving_tuner.trials.machine import Facts, Wish
+
+FINISHED_TOTAL = "finished"
+"""Name of the observation's counter of finished requests."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Engines at one look."""
+
+    pods: tuple[PodView, ...]
+    """Those that are not on their way out."""
+    runtime: Mapping[str, RuntimeState]
+    targets: Mapping[str, EngineTarget]
+    refusals: tuple[Refusal, ...]
+    observation: Observation | None
+    pairs: tuple[Pair, ...]
+    steady: bool
+    """Whether no pods are being replaced."""
+    probe_set: ProbeSet
+    model: str
+    max_tokens: int
+    now: float
+
+
+def ready_pods(seen: Seen) -> tuple[str, ...]:
+    """Pods that answer completions and can be asked, by name."""
+    return tuple(sorted(pod.name for pod in seen.pods if pod.ready and pod.name in seen.runtime))
+
+
+def facts_of(
+    record: Record, wanted: Wanted, trial: KVTrial | None, seen: Seen, *, is_new: bool
+) -> tuple[Record, Facts]:
+    """Record with what was counted, and facts for the machine but for the evidence."""
+    ready = ready_pods(seen)
+    has = frozenset(n for n in ready if not differences(record.candidate, seen.runtime[n]))
+    containers = {pod.name: pod.container_id for pod in seen.pods}
+    candidates = record.progress.candidates
+    ended = [
+        name
+        for name, container in record.containers.items()
+        if name in candidates and containers.get(name, container) != container
+    ]
+    known = {
+        **{name: c for name, c in record.containers.items() if name in candidates},
+        **{name: containers[name] for name in has if name in candidates and name not in ended},
+    }
+    finished, counted = _finished(record, seen, has)
+    refusal = next(
+        (each for each in seen.refusals if each.key == record.candidate.key(record.name)), None
+    )
+    record = record.model_copy(update={"containers": known, "finished": counted})
+    facts = Facts(
+        now=seen.now,
+        ready=ready,
+        changed=has,
+        settled=_settled(record, seen),
+        steady=seen.steady,
+        offered=all(offered(record.candidate, offers_of(seen.runtime[n])) for n in ready),
+        finished=finished,
+        blocked=_blocked(seen),
+        refused="" if refusal is None else f"pod {refusal.pod}: {refusal.message}",
+        hard_stop=HardStop.CRASHED if ended else None,
+        superseded=_superseded(record, wanted, trial, is_new=is_new),
+        wish=Wish.RUN if trial is None else Wish(trial.spec.control.value),
+    )
+    return record, facts
+
+
+def _superseded(record: Record, wanted: Wanted, trial: KVTrial | None, *, is_new: bool) -> str:
+    if wanted.asked != record.asked:
+        return f"spec.kvCache was edited to {wanted.asked}"
+    if wanted.template != record.template:
+        return "the spec was edited, and engines with other start-up settings replace these"
+    # A new one's object is made after this look.
+    if trial is None and not is_new and record.progress.looked_at is not None:
+        return "its KVTrial was deleted"
+    return ""
+
+
+def _settled(record: Record, seen: Seen) -> bool:
+    """Whether every pod reports what it is to have; a pod that cannot be asked may not."""
+    return all(
+        pod.name in seen.runtime
+        and not differences(record.settings_of(pod.name), seen.runtime[pod.name])
+        for pod in seen.pods
+    )
+
+
+def _finished(record: Record, seen: Seen, has: frozenset[str]) -> tuple[float, dict[str, float]]:
+    """Requests that candidates have finished since the last count, and the counts."""
+    if seen.observation is None:
+        return 0.0, dict(record.finished)
+    new, counted = 0.0, {}
+    for engine in seen.observation.engines:
+        total = engine.totals.get(FINISHED_TOTAL)
+        if engine.target not in has or not isinstance(total, Known):
+            continue
+        before = record.finished.get(engine.target)
+        # A counter that went back is that of another process.
+        new += max(0.0, total.value - before) if before is not None else 0.0
+        counted[engine.target] = total.value
+    return new, counted
+
+
+def _blocked(seen: Seen) -> str:
+    if seen.probe_set.problem:
+        return seen.probe_set.problem
+    if seen.observation is not None and seen.observation.blocking():
+        return seen.observation.blocking()[0].message
+    failed = next((pair for pair in seen.pairs if pair.error), None)
+    if failed is not None:
+        return ("ProbeSetTooShort: " if failed.too_short else "probe: ") + failed.error
+    return ""
