@@ -97,7 +97,7 @@ class Fleet:
                     memory = session.memory.model_copy(update=update)
                     await self._executor.remember(session, ref, memory)
 
-                request = Request(group.settings, group.key, session.memory.refusals)
+                request = Request(group.settings, group.key, session.memory.refusals, group.urgent)
                 switched = await session.switcher.bring(
                     request,
                     group.pods,

@@ -7,6 +7,7 @@ from kvserving_operator.live import KVSettings
 from kvserving_operator.observe import PodView
 from kvserving_operator.revisions import Revision
 from kvserving_operator.trials.record import Trials
+from kvserving_tuner.trials.progress import Verdict
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,8 @@ class Group:
     """Names the attempt to bring them there."""
     pods: tuple[PodView, ...]
     on_trial: bool = False
+    urgent: bool = False
+    """Whether they are brought there together."""
 
 
 def grouped(
@@ -35,7 +38,10 @@ def grouped(
     if record is not None:
         settings = record.remains
     attempt = retry if record is None else record.name
-    groups = [Group(settings, settings.key(attempt), others)]
+    conclusion = None if record is None else record.progress.conclusion
+    fell = trials.settled is not None and trials.settled.verdict is Verdict.ROLLED_BACK
+    urgent = fell if conclusion is None else conclusion.verdict is Verdict.ROLLED_BACK
+    groups = [Group(settings, settings.key(attempt), others, urgent=urgent)]
     if record is not None and candidates:
         key = record.candidate.key(attempt)
         groups.append(Group(record.candidate, key, candidates, on_trial=True))

@@ -138,11 +138,14 @@ def next_to_change(
     runtime: Mapping[str, RuntimeState],
     settings: KVSettings,
     refusals: Iterable[Refusal],
+    *,
+    at_once: bool = False,
 ) -> tuple[str, ...]:
     """Pods to send the settings to now.
 
     Those that serve nobody yet go at once. Of those that serve, one at a time: while it computes
-    its requests again, the others take the load. Once one has refused, no other is asked.
+    its requests again, the others take the load. Once one has refused, no other is asked. With
+    `at_once` all are asked together.
     """
     refused = {each.pod for each in refusals}
     late = [
@@ -154,4 +157,5 @@ def next_to_change(
     ]
     waiting = [pod.name for pod in late if not pod.ready]
     serving = sorted(pod.name for pod in late if pod.ready)
-    return (*waiting, *serving[: 0 if refused else 1])
+    most = len(serving) if at_once else int(not refused)
+    return (*waiting, *serving[:most])

@@ -68,6 +68,8 @@ class Request:
     settings: KVSettings
     key: str
     known: Sequence[Refusal] = field(default_factory=tuple)
+    urgent: bool = False
+    """Whether all engines are changed at once: quality fell, so none is worth its load."""
 
 
 class Switcher:
@@ -95,25 +97,29 @@ class Switcher:
         refusals = current_refusals(request.known, pods, request.key)
         kept, changes = list(refusals), list[Change]()
         by_name = {pod.name: pod for pod in pods}
-        for name in next_to_change(pods, runtime, settings, refusals):
-            pod = by_name[name]
-            note = Refusal(
-                pod=name, container=pod.container_id, key=request.key, message=ENDED, ended=True
+        names = next_to_change(pods, runtime, settings, refusals, at_once=request.urgent)
+        for together in [names] if request.urgent else [(name,) for name in names]:
+            notes = [self._note(by_name[name], request.key) for name in together]
+            await remember((*kept, *notes))
+            answers = await asyncio.gather(
+                *(
+                    self._change(
+                        by_name[name],
+                        token,
+                        differences(settings, runtime[name]),
+                        f"{request.key}-{now:.0f}",
+                    )
+                    for name in together
+                ),
+                return_exceptions=True,
             )
-            await remember((*kept, note))
-            try:
-                after = await self._change(
-                    pod, token, differences(settings, runtime[name]), f"{request.key}-{now:.0f}"
-                )
-            except (Rejected, ChangeFailed, BadAnswer) as error:
-                kept.append(note.model_copy(update={"message": error.message, "ended": False}))
+            for note, answer in zip(notes, answers, strict=True):
+                if isinstance(answer, RuntimeState):
+                    changes.append(Change(note.pod, runtime[note.pod], answer))
+                else:
+                    kept.append(_refused(note, answer))
+            if not all(isinstance(answer, RuntimeState) for answer in answers):
                 break
-            except RuntimeAPIError as error:
-                # What became of it shows at the next turn, when the engine is read again.
-                logger.warning("engine %s was not changed: %s", name, error)
-                kept.append(note)
-                break
-            changes.append(Change(name, runtime[name], after))
         await remember(tuple(kept))
         now_in_force = {**runtime, **{change.pod: change.after for change in changes}}
         counting = tuple(each for each in kept if not (each.ended and each not in refusals))
@@ -128,6 +134,9 @@ class Switcher:
         new = tuple(each for each in counting if each not in refusals)
         return Switched(settings, tuple(changes), pending, counting, new)
 
+    def _note(self, pod: PodView, key: str) -> Refusal:
+        return Refusal(pod=pod.name, container=pod.container_id, key=key, message=ENDED, ended=True)
+
     async def _change(
         self, pod: PodView, token: str | None, changes: Mapping[str, object], change_id: str
     ) -> RuntimeState:
@@ -141,3 +150,14 @@ class Switcher:
             # turn.
             await asyncio.sleep(BUSY_PAUSE_SECONDS)
             return await self._runtime.patch(target, changes, change_id, CHANGE_SECONDS)
+
+
+def _refused(note: Refusal, error: BaseException) -> Refusal:
+    """What is noted of an engine that was not changed; anything but the API's errors is raised."""
+    if isinstance(error, Rejected | ChangeFailed | BadAnswer):
+        return note.model_copy(update={"message": error.message, "ended": False})
+    if not isinstance(error, RuntimeAPIError):
+        raise error
+    # What became of it shows at the next turn, when the engine is read again.
+    logger.warning("engine %s was not changed: %s", note.pod, error)
+    return note

@@ -136,6 +136,19 @@ async def test_a_format_that_fails_in_service_sends_all_to_the_fallback(world: W
     assert "ServedLikelihoodShort" in status["message"]
 
 
+async def test_a_rollback_reaches_all_engines_at_one_look(world: World) -> None:
+    await ready(world, replicas=4)
+    put_trial(world, policy={**POLICY, "ab": {**POLICY["ab"], "steps": [75]}})
+    for _ in range(20):
+        await serve(world, 1)
+        if 3 == list(world.engines.dtypes.values()).count("int8"):
+            break
+    assert "Running" == only_trial(world)["state"]
+    put_trial(world, policy={**POLICY, "ab": {**POLICY["ab"], "steps": [75]}}, control="RollBack")
+    await world.tick()
+    assert 0 == list(world.engines.dtypes.values()).count("int8")
+
+
 async def test_a_promoted_format_whose_quality_falls_goes_back_to_16_bits(world: World) -> None:
     await ready(world)
     world.put(replicas=2, **GUARDED, kvCache={"dtype": "int8"})
