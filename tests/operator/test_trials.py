@@ -64,6 +64,15 @@ async def serve(world: World, looks: int, finishes: int = 2) -> None:
             await asyncio.sleep(0)
 
 
+async def reach(world: World, state: str, looks: int = 40) -> None:
+    """Look until the only trial is in a state."""
+    for _ in range(looks):
+        await serve(world, 1)
+        if trials(world) and only_trial(world).get("state") == state:
+            return
+    raise AssertionError(f"not {state}: {trials(world)}")
+
+
 async def ready(world: World, replicas: int = 2, **spec: Any) -> None:
     put_policy(world)
     world.put(replicas=replicas, **GUARDED, **spec)
@@ -77,12 +86,10 @@ def dtypes(world: World) -> list[str]:
 async def test_a_good_format_goes_from_probes_to_some_pods_to_all(world: World) -> None:
     await ready(world)
     world.put(replicas=2, **GUARDED, kvCache={"dtype": "int8"})
-    await serve(world, 3)
-    assert "Screening" == only_trial(world)["state"]
+    await reach(world, "Screening")
     assert ["bfloat16", "bfloat16"] == dtypes(world)
     assert "TrialRunning" == world.condition("QualityGate")["reason"]
-    await serve(world, 6)
-    assert "Running" == only_trial(world)["state"]
+    await reach(world, "Running")
     assert ["int8", "bfloat16"] == dtypes(world)
     await serve(world, 120)
     status = only_trial(world)
@@ -126,7 +133,7 @@ async def test_a_bad_format_never_reaches_a_pod(world: World) -> None:
 async def test_a_format_that_fails_in_service_sends_all_to_the_fallback(world: World) -> None:
     await ready(world)
     world.put(replicas=2, **GUARDED, kvCache={"dtype": "int8"})
-    await serve(world, 9)
+    await reach(world, "Running")
     assert ["int8", "bfloat16"] == dtypes(world)
     world.engines.worse["int8"] = 0.4
     await serve(world, 40)
@@ -195,8 +202,7 @@ async def test_a_missing_policy_blocks_the_edit_and_says_so(world: World) -> Non
     assert ["bfloat16", "bfloat16"] == dtypes(world)
     assert "PolicyNotFound" == world.condition("QualityGate")["reason"]
     put_policy(world)
-    await serve(world, 5)
-    assert "Screening" == only_trial(world)["state"]
+    await reach(world, "Screening")
 
 
 async def test_a_newer_edit_supersedes_and_is_not_held_up(world: World) -> None:

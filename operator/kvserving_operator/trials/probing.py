@@ -20,7 +20,7 @@ WORDS_PER_BLOCK_TOKEN = 1.5
 """Words of a built-in prompt for each token of two blocks: as much again stands behind them."""
 LEAST_BLOCKS = 2
 """Blocks that a prompt has to be longer than, so that something is read that is not fresh."""
-STRATA = ((512, "Short"), (2048, "Medium"), (8192, "Long"))
+STRATA = ((1024, "Short"), (4096, "Medium"), (16_384, "Long"))
 LONGEST = "VeryLong"
 
 
@@ -93,7 +93,7 @@ class Probing:
             skip = LEAST_BLOCKS * request.block_size
             if len(ids) <= skip:
                 message = (
-                    f"prompt {prompt.name} has {len(ids)} tokens, expected more than "
+                    f"prompt {request.number + 1} has {len(ids)} tokens, expected more than "
                     f"{LEAST_BLOCKS} blocks ({skip})"
                 )
                 return Pair(request, error=message, too_short=True)

@@ -106,14 +106,13 @@ class TrialRunner:
         if ended:
             # Told first: a trial that is not remembered any more must not look open.
             await self._tell(ref, outcome, found, now)
+            self._probing.stop()
         await remember(outcome.trials)
         if not ended:
             await self._tell(ref, outcome, found, now)
         await self._prune(ref, found)
         if outcome.probes:
             self._probing.ask(outcome.probes, outcome.prompts)
-        elif outcome.trials.running is None and outcome.trials.watch is None:
-            self._probing.stop()
         return outcome
 
     def forget(self) -> None:

@@ -96,11 +96,12 @@ def _superseded(record: Record, wanted: Wanted, trial: KVTrial | None, *, is_new
 
 
 def _settled(record: Record, seen: Seen) -> bool:
-    """Whether every pod reports what it is to have; a pod that cannot be asked may not."""
+    """Whether every pod that serves reports what it is to have; others get it before they serve."""
     return all(
         pod.name in seen.runtime
         and not differences(record.settings_of(pod.name), seen.runtime[pod.name])
         for pod in seen.pods
+        if pod.ready
     )
 
 

@@ -142,7 +142,7 @@ def _screen(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Prog
     ):
         return _enter(plan, progress, facts, 0)
     if progress.screened >= facts.prompts and not facts.blocked:
-        return progress.ends(_exhausted(plan, facts))
+        return progress.ends(_exhausted(plan, judgement))
     return _waiting(plan, progress, facts, passed, "probes score the change")
 
 
@@ -150,6 +150,8 @@ def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progres
     progress = _with_pods(plan, progress, facts)
     if not progress.candidates or not facts.changed >= set(progress.candidates):
         return _waiting(plan, progress, facts, passed, "pods take the change", stalls=False)
+    if facts.blocked:
+        return _waiting(plan, progress, facts, passed, "")
     started = facts.now if progress.started_at is None else progress.started_at
     progress = progress.model_copy(
         update={
@@ -190,8 +192,8 @@ def _decide(
                 verdict=Verdict.INCONCLUSIVE, reason=judgement.cause, message=judgement.message
             )
         )
-    if progress.served >= facts.prompts and not facts.blocked:
-        return progress.ends(_exhausted(plan, facts))
+    if progress.served >= facts.prompts:
+        return progress.ends(_exhausted(plan, judgement))
     return _waiting(plan, progress, facts, passed, judgement.message)
 
 
@@ -260,10 +262,10 @@ def _rolled_back(judgement: Judgement, *, served: bool = True) -> Conclusion:
     )
 
 
-def _exhausted(plan: Plan, facts: Facts) -> Conclusion:
+def _exhausted(plan: Plan, judgement: Judgement) -> Conclusion:
     message = (
-        f"all {facts.prompts} prompts of the probe set were scored, and a bound of "
-        f"{plan.max_drop_percent:g} % needs more of them"
+        f"every prompt of the probe set was scored, and a bound of {plan.max_drop_percent:g} % "
+        f"needs more of them: {judgement.message}"
     )
     return Conclusion(verdict=Verdict.INCONCLUSIVE, reason=End.SET_EXHAUSTED, message=message)
 
