@@ -1,13 +1,15 @@
 """The loop on a bare engine, and the command around it, against a model behind HTTP."""
 
+import argparse
 import json
 from collections.abc import AsyncIterator, Callable
 
 import httpx
 import pytest
 
-from kvserving_tuner.__main__ import arguments, main
 from kvserving_tuner.actuators.runtime_api import RuntimeActuator
+from kvserving_tuner.cli import main
+from kvserving_tuner.commands.watch import configure
 from kvserving_tuner.decision import Action, Reason
 from kvserving_tuner.live import Loop, Turn
 from kvserving_tuner.runtime_client import RuntimeClient
@@ -149,4 +151,6 @@ def test_a_token_variable_that_is_not_set_is_named(capsys: pytest.CaptureFixture
 
 
 def test_nothing_is_changed_unless_asked_for() -> None:
-    assert arguments(["watch", "--engine", "http://x"]).apply is False
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    assert parser.parse_args(["--engine", "http://x"]).apply is False

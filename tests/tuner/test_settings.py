@@ -48,7 +48,8 @@ def test_every_threshold_says_why() -> None:
 
 def test_the_package_runs_without_torch_pandas_and_kubernetes() -> None:
     code = (
-        "import sys, kvserving_tuner.__main__, kvserving_tuner.sources.prometheus;"
+        "import sys, kvserving_tuner.cli, kvserving_tuner.sources.prometheus;"
+        "import kvserving_tuner.commands.plan, kvserving_tuner.commands.watch;"
         "print([m for m in ('torch', 'pandas', 'kubernetes', 'kopf', 'vllm') if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

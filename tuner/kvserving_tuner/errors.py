@@ -13,6 +13,19 @@ class JudgeError(TunerError):
     """Evidence or a bound cannot be used."""
 
 
+class SizingError(TunerError):
+    """A size cannot be worked out from what was given."""
+
+    def __init__(self, field: str, expected: str, got: str) -> None:
+        """Name the field at fault."""
+        super().__init__(f"{field}: expected {expected}, got {got}")
+        self.field = field
+
+
+class ModelConfigError(SizingError):
+    """A model's configuration lacks something or contradicts itself."""
+
+
 class ProbeSetError(TunerError):
     """A set of probes cannot be used."""
 

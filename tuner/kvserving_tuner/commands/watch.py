@@ -1,11 +1,9 @@
-"""`python -m kvserving_tuner watch`: see, and with `--apply` tune, engines without Kubernetes."""
+"""`kvserving watch`: see, and with `--apply` tune, engines without Kubernetes."""
 
 import argparse
 import asyncio
 import os
-import sys
 import time
-from collections.abc import Sequence
 
 import httpx
 from rich.console import Console
@@ -14,6 +12,7 @@ from rich.live import Live
 from kvserving_tuner.actuators.runtime_api import RuntimeActuator
 from kvserving_tuner.audit import audit_line
 from kvserving_tuner.decision import Decision
+from kvserving_tuner.errors import SettingsError
 from kvserving_tuner.live import INTERVAL_SECONDS, Loop, Turn
 from kvserving_tuner.runtime_client import RuntimeClient
 from kvserving_tuner.settings import Bounds, Mode, Slo, TuningSettings
@@ -21,28 +20,33 @@ from kvserving_tuner.sources.base import EngineTarget
 from kvserving_tuner.sources.direct import DirectSource
 from kvserving_tuner.view import render
 
+HELP = "observe engines and say what would be changed"
 REMEMBERED_DECISIONS = 200
 
 
-def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m kvserving_tuner", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    watch = commands.add_parser("watch", help="observe engines and say what would be changed")
-    watch.add_argument(
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Say what the command takes."""
+    parser.add_argument(
         "--engine", action="append", required=True, metavar="URL", help="may be repeated"
     )
-    watch.add_argument("--token-env", metavar="NAME", help="variable that holds the API token")
-    watch.add_argument("--apply", action="store_true", help="change the engines (mode Auto)")
-    watch.add_argument("--minimum", type=int, default=1, help="lowest cap")
-    watch.add_argument("--maximum", type=int, help="highest cap")
-    watch.add_argument("--ttft-ms", type=float, help="target for time to first token")
-    watch.add_argument("--tpot-ms", type=float, help="target for time per output token")
-    watch.add_argument("--percentile", type=float, default=95, help="of both targets")
-    watch.add_argument("--interval", type=float, default=INTERVAL_SECONDS, help="seconds")
-    watch.add_argument("--turns", type=int, help="stop after this many")
-    watch.add_argument("--json", action="store_true", help="print audit lines, no table")
-    return parser.parse_args(argv)
+    parser.add_argument("--token-env", metavar="NAME", help="variable that holds the API token")
+    parser.add_argument("--apply", action="store_true", help="change the engines (mode Auto)")
+    parser.add_argument("--minimum", type=int, default=1, help="lowest cap")
+    parser.add_argument("--maximum", type=int, help="highest cap")
+    parser.add_argument("--ttft-ms", type=float, help="target for time to first token")
+    parser.add_argument("--tpot-ms", type=float, help="target for time per output token")
+    parser.add_argument("--percentile", type=float, default=95, help="of both targets")
+    parser.add_argument("--interval", type=float, default=INTERVAL_SECONDS, help="seconds")
+    parser.add_argument("--turns", type=int, help="stop after this many")
+    parser.add_argument("--json", action="store_true", help="print audit lines, no table")
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Run until interrupted; raises SettingsError with the option at fault."""
+    if options.token_env and options.token_env not in os.environ:
+        raise SettingsError(f"--token-env: variable {options.token_env} is not set")
+    asyncio.run(watch(options, console))
+    return 0
 
 
 async def watch(options: argparse.Namespace, console: Console) -> None:
@@ -73,20 +77,3 @@ async def watch(options: argparse.Namespace, console: Console) -> None:
                 screen.update(table, refresh=True)
 
             await loop.run(show, time.time, interval_seconds=options.interval, turns=options.turns)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
-    options = arguments(argv)
-    if options.token_env and options.token_env not in os.environ:
-        Console(stderr=True).print(f"--token-env: variable {options.token_env} is not set")
-        return 2
-    try:
-        asyncio.run(watch(options, Console()))
-    except KeyboardInterrupt:
-        return 130
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Subcommands of `kvserving`, one module each."""

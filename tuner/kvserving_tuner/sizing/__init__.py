@@ -1,0 +1,1 @@
+"""How much memory a model's KV cache takes, from its configuration alone."""
