@@ -194,6 +194,19 @@ async def test_the_way_back_to_16_bits_needs_no_trial(world: World) -> None:
     assert ["bfloat16", "bfloat16"] == dtypes(world)
 
 
+async def test_what_engines_started_with_is_tried_like_anything_else(world: World) -> None:
+    await ready(world, kvCache={"dtype": "int2"})
+    world.engines.dtypes |= {"10.0.0.1": "int2", "10.0.0.2": "int2"}
+    await serve(world, 1)
+    world.put(replicas=2, **GUARDED)
+    await serve(world, 4)
+    assert ["bfloat16", "bfloat16"] == dtypes(world)
+    world.put(replicas=2, **GUARDED, kvCache={"dtype": "int2"})
+    await serve(world, 20)
+    assert "RolledBack" == only_trial(world)["verdict"]
+    assert ["bfloat16", "bfloat16"] == dtypes(world)
+
+
 async def test_a_missing_policy_blocks_the_edit_and_says_so(world: World) -> None:
     world.put(replicas=2, **GUARDED)
     await world.settle()

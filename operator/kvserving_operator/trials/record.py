@@ -66,6 +66,8 @@ class Settled(_Frozen):
 
     asked: KVSettings
     settings: KVSettings
+    template: str = ""
+    """Hash of the pods' template then."""
     trial: str = ""
     """KVTrial that settled it; empty where the spec did."""
     rolled_back: bool = False
@@ -74,9 +76,9 @@ class Settled(_Frozen):
     message: str = ""
 
     @classmethod
-    def by_spec(cls, asked: KVSettings) -> Self:
+    def by_spec(cls, asked: KVSettings, template: str) -> Self:
         """What a spec asks for, without a trial."""
-        return cls(asked=asked, settings=asked)
+        return cls(asked=asked, settings=asked, template=template)
 
 
 class Rejected(_Frozen):

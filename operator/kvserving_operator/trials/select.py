@@ -55,12 +55,20 @@ def settle(trials: Trials, wanted: Wanted, now: float) -> Trials:
     """With an edit that needs no trial in force, and rejections that are over forgotten."""
     trials = trials.model_copy(update={"rejected": remembered(trials.rejected, now)})
     settled = trials.settled
-    by_spec = trials.model_copy(update={"settled": Settled.by_spec(wanted.asked), "watch": None})
+    by_spec = trials.model_copy(
+        update={"settled": Settled.by_spec(wanted.asked, wanted.template), "watch": None}
+    )
     if settled is None:
         return by_spec
-    if trials.running is not None or settled.asked == wanted.asked:
+    if trials.running is not None:
         return trials
-    if not wanted.has_policy or wanted.asked in (settled.settings, wanted.started_with):
+    replaced = wanted.template != settled.template
+    if settled.asked == wanted.asked:
+        update = {"settled": settled.model_copy(update={"template": wanted.template})}
+        return trials.model_copy(update=update) if replaced else trials
+    # Pods that were made for an edit start with it: there is nothing left to try it beside.
+    started_with_it = replaced and wanted.asked == wanted.started_with
+    if not wanted.has_policy or started_with_it or wanted.asked == settled.settings:
         return by_spec
     if not needs_trial(settled.settings, wanted.asked):
         return by_spec
@@ -69,6 +77,7 @@ def settle(trials: Trials, wanted: Wanted, now: float) -> Trials:
         kept = Settled(
             asked=wanted.asked,
             settings=settled.settings,
+            template=wanted.template,
             trial=known.trial,
             rolled_back=True,
             verdict=Verdict.ROLLED_BACK,
@@ -204,6 +213,7 @@ def after(trials: Trials, record: Record, now: float) -> Trials:
     settled = Settled(
         asked=record.asked,
         settings=record.remains,
+        template=record.template,
         trial=record.name,
         rolled_back=spec_wanted_it and not promoted,
         verdict=conclusion.verdict,
@@ -238,6 +248,7 @@ def after_regression(trials: Trials, watch: Watch, message: str, now: float) -> 
     settled = Settled(
         asked=trials.settled.asked,
         settings=watch.fallback,
+        template=trials.settled.template,
         trial=watch.trial,
         rolled_back=trials.settled.asked == watch.settings,
         verdict=Verdict.ROLLED_BACK,
