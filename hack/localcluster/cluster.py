@@ -18,10 +18,11 @@ from localcluster.errors import ApiError, CommandError, LocalClusterError, NotRe
 from localcluster.host import HostFacts
 from localcluster.kubeapi import KubeApi, split_documents
 from localcluster.layout import Layout
+from localcluster.links import remove_link
 from localcluster.node import ANCHOR, Node, remove_made_folders
 from localcluster.pki import create_pki
 from localcluster.progress import Progress
-from localcluster.shell import run, succeeds, tail
+from localcluster.shell import tail
 from localcluster.store import ImageStore
 from localcluster.versions import COREDNS_IMAGE, PAUSE_IMAGE
 from localcluster.volumes import ENGINE_USER, reclaim, volume_documents
@@ -242,8 +243,7 @@ class Cluster:
                 self.store.purge_containers()
         tree.kill(ANCHOR)
         tree.kill(cgroups.ROOT)
-        if succeeds(["ip", "link", "show", self._layout.network.host_link]):
-            run(["ip", "link", "delete", self._layout.network.host_link])
+        remove_link(self._layout.network.host_link)
         tree.remove()
         remove_made_folders(state)
         if state.exists():

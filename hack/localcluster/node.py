@@ -16,7 +16,8 @@ from localcluster import cgroups
 from localcluster.cgroups import CgroupTree
 from localcluster.errors import CommandError, NotReadyError
 from localcluster.layout import Layout
-from localcluster.shell import run, succeeds
+from localcluster.links import remove_link
+from localcluster.shell import run
 
 ANCHOR = f"{cgroups.DAEMONS}/anchor"
 # Written inside the namespaces once they are complete, so it vanishes with them.
@@ -104,8 +105,7 @@ class Node:
         network = self._layout.network
         host, node, size = network.host_link, network.node_link, network.prefix_length
         inside = f"nsenter --target {pid} --net -- ip"
-        if succeeds(f"ip link show {host}".split()):
-            run(f"ip link delete {host}".split())
+        remove_link(host)
         for command in (
             f"ip link add {host} type veth peer name {node} netns {pid}",
             f"ip address add {network.host_address}/{size} dev {host}",
