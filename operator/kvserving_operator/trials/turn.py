@@ -13,7 +13,7 @@ from kvserving_operator.live import (
     KVSettings,
     differences,
 )
-from kvserving_operator.trials.probing import Request, builtin_set
+from kvserving_operator.trials.probing import LEAST_BLOCKS, Request, builtin_set
 from kvserving_operator.trials.record import Record, Trials
 from kvserving_operator.trials.seen import Seen, facts_of, ready_pods
 from kvserving_operator.trials.select import (
@@ -41,6 +41,10 @@ from kvserving_tuner.trials.progress import (
 
 MOST_PROMPTS = 400
 """Built-in prompts: at 2 %, a median of 60 tell int8 from a drop at the bound."""
+
+
+BUILTIN_BLOCKS = 2 * LEAST_BLOCKS
+"""Most blocks of a built-in prompt."""
 
 
 @dataclass(frozen=True)
@@ -170,14 +174,18 @@ def _request(
     name = pods[number % len(pods)]
     state = seen.runtime[name]
     baseline = str(state.startup.get("dtype", ""))
+    block_size, max_tokens = state.capacity.block_size or 0, seen.max_tokens
+    if not seen.probe_set.prompts:
+        # Prompts that were made up are cut alike, whatever the tokenizer makes of them.
+        max_tokens = min(max_tokens, BUILTIN_BLOCKS * block_size)
     return Request(
         trial=trial,
         kind=kind,
         number=number,
         target=seen.targets[name],
         model=seen.model,
-        block_size=state.capacity.block_size or 0,
-        max_tokens=seen.max_tokens,
+        block_size=block_size,
+        max_tokens=max_tokens,
         dtype=baseline if settings.kv_cache_dtype == AUTO else settings.kv_cache_dtype,
         baseline=baseline,
     )
