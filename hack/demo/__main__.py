@@ -21,6 +21,12 @@ MANIFEST = ROOT / "examples/01-quickstart/kvserving.yaml"
 NAMESPACE = "demo"
 
 
+WHY = """\
+Why it acts all the same: a preempted request is computed again from its first token. So many
+clients are too many for this cache under any cap; a larger cache, a quantized KV format or another
+replica is what shortens the wait for the first token."""
+
+
 def main() -> int:
     """Run the demo; give the exit code."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
@@ -51,7 +57,7 @@ def _run(kube: Kube, console: Console, phase_seconds: float) -> None:
     kube.create_namespace(NAMESPACE)
     kube.apply(MODELS_CLAIM, NAMESPACE)
     # A demo that was stopped half-way left its settings behind: begin from the manifest.
-    kube.run(
+    removed = kube.run(
         "delete",
         KVSERVING,
         name,
@@ -61,6 +67,8 @@ def _run(kube: Kube, console: Console, phase_seconds: float) -> None:
         "--wait",
         timeout_seconds=180,
     )
+    if removed:
+        console.print(f"removed what an earlier run left: {removed.rstrip()}", soft_wrap=True)
     console.print(kube.apply(MANIFEST, NAMESPACE).rstrip(), soft_wrap=True)
     with console.status("The engine loads the model …"):
         wait_ready(kube, name, NAMESPACE)
@@ -75,25 +83,32 @@ def _run(kube: Kube, console: Console, phase_seconds: float) -> None:
     clients = spec["engine"]["maxNumSeqs"]
     show = Show(kube, console, name, NAMESPACE, model, clients, slo)
     result = asyncio.run(show.run(phase_seconds))
+    console.print()
     console.print(
         table(result.before, result.after, result.cap_before, result.cap_after, result.lost)
     )
     console.print(traded(result.before, result.after), highlight=False)
-    _look_around(console, kube, name)
+    console.print(WHY, highlight=False)
+    _look_around(console, kube, name, model)
     if result.lost:
         msg = f"{result.lost} requests failed; the first: {result.first_error}"
         raise HarnessError(msg)
 
 
-def _look_around(console: Console, kube: Kube, name: str) -> None:
+def _look_around(console: Console, kube: Kube, name: str, model: str) -> None:
     console.rule("Look around")
     console.print(
         f"export KUBECONFIG={kube.kubeconfig} PATH={KUBECTL.parent}:$PATH\n"
         f"kubectl get kvs -n {NAMESPACE}\n"
         f"kubectl describe kvs {name} -n {NAMESPACE}      # conditions, last decision, Events\n"
         f"kubectl logs -n {chart.NAMESPACE} deployment/kvserving-operator   # audit lines in JSON\n"
+        f"kubectl port-forward -n {NAMESPACE} service/{name} 8000   # then, in another shell:\n"
+        "curl -s localhost:8000/v1/completions -H 'Content-Type: application/json' "
+        f'-d \'{{"model": "{model}", "prompt": "Hello", "max_tokens": 8}}\'\n'
         f"kubectl edit kvs {name} -n {NAMESPACE}   # try spec.tuning.mode: Recommend\n"
-        "make down                                  # takes the cluster away; caches stay",
+        f"kubectl delete kvs {name} -n {NAMESPACE}   # its pods and Services go with it\n"
+        "make down                                  # takes the cluster away; caches stay\n"
+        "examples/01-quickstart/README.md and docs/operations.md say more",
         highlight=False,
         soft_wrap=True,
     )

@@ -59,7 +59,7 @@ def table(before: Phase, after: Phase, cap_before: int, cap_after: int, lost: in
         cells = [row.form.format(value) if value is not None else "-" for value in (first, second)]
         ratio = f"{second / first:.2f}" if first and second is not None else "-"
         result.add_row(row.label, *cells, ratio)
-    result.add_row("Requests lost (seen by the clients)", "", str(lost), "")
+    result.add_row("Requests lost in the whole run (seen by clients)", str(lost), str(lost), "")
     return result
 
 
