@@ -1,4 +1,7 @@
-"""An edit under a policy is a trial: on real engines that serve all the while."""
+"""An edit under a policy is a trial: on real engines that serve all the while.
+
+In `make test-full`: the cluster's lane of `make test` has no minutes left.
+"""
 
 import asyncio
 import threading
@@ -12,7 +15,7 @@ from harness.load import ChatLoad
 from harness.manifests import tiny_serving
 from harness.serving import engine_pods, wait_condition, wait_ready
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.full]
 NAME = "tried"
 TRIAL = "kvtrials.kvserving.dev"
 
@@ -132,7 +135,6 @@ def smollm2(kube: Kube, serving: str) -> Iterator[str]:
     kube.run("delete", KVSERVING, name, "-n", serving, "--wait", "--timeout=120s")
 
 
-@pytest.mark.full
 def test_a_bad_format_never_reaches_a_user(kube: Kube, serving: str, smollm2: str) -> None:
     kube.patch(KVSERVING, smollm2, serving, {"spec": {"kvCache": {"dtype": "int2"}}})
     status = wait_trial(kube, serving, "int2", state="Finished", timeout_seconds=900)
