@@ -2,13 +2,16 @@
 
 import asyncio
 import random
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import openai
 from openai.types.chat import ChatCompletionMessageParam
 
+from harness.errors import WaitTimeoutError
 from harness.prompts import FOLLOW_UPS, OPENINGS, SYSTEM
 
 
@@ -109,3 +112,19 @@ class ChatLoad:
             await asyncio.sleep(1)
         self.outcomes.append(Outcome(started, first, time.monotonic(), len(parts), error))
         return "".join(parts)
+
+
+@contextmanager
+def in_background(
+    load: ChatLoad, duration_seconds: float, join_seconds: float = 120
+) -> Iterator[ChatLoad]:
+    """Let a load run beside what is done inside, and its last answers finish behind it."""
+    thread = threading.Thread(target=lambda: asyncio.run(load.run(duration_seconds)))
+    thread.start()
+    try:
+        yield load
+    finally:
+        load.stop()
+        thread.join(timeout=join_seconds)
+    if thread.is_alive():
+        raise WaitTimeoutError(f"answers are still under way after {join_seconds:g} s")

@@ -1,7 +1,5 @@
 """The first example from `kubectl apply` to a tuned engine under load, and back to nothing."""
 
-import asyncio
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +9,7 @@ import pytest
 import yaml
 
 from harness.kube import KVSERVING, ROOT, Kube, wait_for
-from harness.load import ChatLoad
+from harness.load import ChatLoad, in_background
 from harness.serving import complete, engine_pods, wait_ready
 from kvserving_tuner.scrape import parse_exposition
 
@@ -36,12 +34,8 @@ def storm(kube: Kube, serving: str) -> Iterator[ChatLoad]:
         kube.service_url(NAME, serving), MODEL,
         clients=SPEC["spec"]["engine"]["maxNumSeqs"], max_tokens=192, turns=1,
     )  # fmt: skip
-    thread = threading.Thread(target=lambda: asyncio.run(load.run(duration_seconds=3600)))
-    thread.start()
-    yield load
-    load.stop()
-    thread.join(timeout=300)
-    assert not thread.is_alive()
+    with in_background(load, 3600, join_seconds=300):
+        yield load
 
 
 def preemptions(kube: Kube, namespace: str) -> float:
@@ -143,13 +137,8 @@ def test_in_a_calm_window_with_waiting_sequences_the_cap_is_raised_again(
         kube.service_url(NAME, serving), MODEL,
         clients=SPEC["spec"]["engine"]["maxNumSeqs"], max_tokens=24, turns=1,
     )  # fmt: skip
-    thread = threading.Thread(target=lambda: asyncio.run(load.run(duration_seconds=420)))
-    thread.start()
-    try:
+    with in_background(load, 420):
         wait_for(lambda: effective_cap(kube, serving) > low, "the cap is raised", 400)
-    finally:
-        load.stop()
-        thread.join(timeout=120)
     assert [] == load.failures
 
 

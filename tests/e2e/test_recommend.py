@@ -1,7 +1,5 @@
 """Recommend changes nothing; where data is missing nothing changes either, and status says why."""
 
-import asyncio
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 
 from harness import chart
 from harness.kube import KVSERVING, Kube, condition, wait_for
-from harness.load import ChatLoad
+from harness.load import ChatLoad, in_background
 from harness.manifests import tiny_engine, tiny_serving
 from harness.serving import engine_pods, wait_condition, wait_ready
 
@@ -51,12 +49,8 @@ def serving(kube: Kube, namespace: str) -> str:
 @pytest.fixture
 def storm(kube: Kube, serving: str) -> Iterator[ChatLoad]:
     load = ChatLoad(kube.service_url(NAME, serving), "tiny", clients=16, max_tokens=256)
-    thread = threading.Thread(target=lambda: asyncio.run(load.run(duration_seconds=300)))
-    thread.start()
-    yield load
-    load.stop()
-    thread.join(timeout=300)
-    assert not thread.is_alive()
+    with in_background(load, 300, join_seconds=300):
+        yield load
     assert [] == load.failures
 
 

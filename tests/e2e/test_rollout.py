@@ -1,8 +1,6 @@
 """An edit that needs new pods rolls them exactly once, and no client sees it."""
 
-import asyncio
 import base64
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +8,7 @@ import httpx
 import pytest
 
 from harness.kube import KVSERVING, Kube, condition, wait_for
-from harness.load import ChatLoad
+from harness.load import ChatLoad, in_background
 from harness.manifests import tiny_engine, tiny_serving
 from harness.serving import engine_pods, wait_ready
 
@@ -30,12 +28,8 @@ def client(kube: Kube, serving: str) -> Iterator[ChatLoad]:
     """A client that sends all the while; it fails the test where a request failed."""
     url = kube.service_url(NAME, serving)
     load = ChatLoad(url, "tiny", clients=2, max_tokens=16, pause_seconds=0.5)
-    thread = threading.Thread(target=lambda: asyncio.run(load.run(duration_seconds=900)))
-    thread.start()
-    yield load
-    load.stop()
-    thread.join(timeout=120)
-    assert not thread.is_alive()
+    with in_background(load, 900):
+        yield load
     assert len(load.outcomes) > 10
     assert [] == load.failures
 

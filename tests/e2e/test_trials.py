@@ -3,15 +3,13 @@
 In `make test-full`: the cluster's lane of `make test` has no minutes left.
 """
 
-import asyncio
-import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
 from harness.kube import KVSERVING, Kube, wait_for
-from harness.load import ChatLoad
+from harness.load import ChatLoad, in_background
 from harness.manifests import tiny_serving
 from harness.serving import engine_pods, wait_condition, wait_ready
 
@@ -47,12 +45,8 @@ def client(kube: Kube, serving: str) -> Iterator[ChatLoad]:
     """A client that sends all the while; it fails the test where a request failed."""
     url = kube.service_url(NAME, serving)
     load = ChatLoad(url, "tiny", clients=2, max_tokens=16, pause_seconds=0.5)
-    thread = threading.Thread(target=lambda: asyncio.run(load.run(duration_seconds=900)))
-    thread.start()
-    yield load
-    load.stop()
-    thread.join(timeout=120)
-    assert not thread.is_alive()
+    with in_background(load, 900):
+        yield load
     assert [] == load.failures
 
 

@@ -22,7 +22,7 @@ from kvserving_operator.observe import PodView
 from kvserving_operator.render.names import ServingRef
 from kvserving_operator.revisions import Revision
 from kvserving_operator.targets import target_of
-from kvserving_operator.trials.probe_set import read_probe_set
+from kvserving_operator.trials.probe_set import ProbeSet, read_probe_set
 from kvserving_operator.trials.probing import Probing
 from kvserving_operator.trials.record import Trials
 from kvserving_operator.trials.report import manifest, superseded_status, trial_status
@@ -92,7 +92,7 @@ class TrialRunner:
             observation=turn.observation,
             pairs=self._probing.collect(),
             steady=steady,
-            probe_set=await read_probe_set(self._cluster, serving),
+            probe_set=await self._probe_set(serving, trials, wanted, found),
             model=serving.spec.model.name or ref.name,
             max_tokens=serving.spec.engine.max_model_len or DEFAULT_CONTEXT,
             now=now,
@@ -118,6 +118,17 @@ class TrialRunner:
     def forget(self) -> None:
         """End what is under way."""
         self._probing.stop()
+
+    async def _probe_set(
+        self, serving: KVServing, trials: Trials, wanted: Wanted, found: Mapping[str, KVTrial]
+    ) -> ProbeSet:
+        """Prompts, read only where something is measured or may begin to be."""
+        settled = trials.settled
+        asks = settled is None or settled.asked != wanted.asked
+        measures = trials.running is not None or trials.watch is not None
+        if asks or measures or any(is_open(trial) for trial in found.values()):
+            return await read_probe_set(self._cluster, serving)
+        return ProbeSet()
 
     async def _trials(self, ref: ServingRef) -> dict[str, KVTrial]:
         """KVTrials of this KVServing by name."""
