@@ -21,10 +21,11 @@ MANIFEST = ROOT / "examples/01-quickstart/kvserving.yaml"
 NAMESPACE = "demo"
 
 
-WHY = """\
-Why it acts all the same: a preempted request is computed again from its first token. So many
-clients are too many for this cache under any cap; a larger cache, a quantized KV format or another
-replica is what shortens the wait for the first token."""
+WHY = (
+    "Why it acts all the same: a preempted request is computed again from its first token. So many "
+    "clients are too many for this cache under any cap; a larger cache, a quantized KV format or "
+    "another replica is what shortens the wait for the first token."
+)
 
 
 def main() -> int:
