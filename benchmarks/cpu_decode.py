@@ -73,6 +73,7 @@ def _decode(engines: Sequence[str], options: argparse.Namespace) -> list[dict[st
                 "streams": options.streams,
                 "context": options.context,
                 "block_size": options.block_size,
+                "dtype": options.dtype,
                 "compiled": options.compile,
                 "tokens_per_second": _spread(speeds),
                 "over_stock": _spread([speeds[engine.name] / speeds[STOCK] for speeds in rounds]),
@@ -101,6 +102,7 @@ def _capacity(engines: Sequence[str], options: argparse.Namespace) -> list[dict[
                 "requests": count,
                 "context": options.small_context,
                 "answer_tokens": tokens,
+                "dtype": options.dtype,
                 "kv_bytes": options.small_kv_bytes,
                 "kv_cache_tokens": engine.capacity,
                 "tokens_per_second": _spread(speeds),
@@ -188,7 +190,7 @@ class Engine:
         length = load["context"] + load["tokens"]
         llm = LLM(
             model=str(options.model),
-            dtype="bfloat16",
+            dtype=options.dtype,
             block_size=options.block_size,
             max_model_len=-(-length // options.block_size) * options.block_size,
             max_num_seqs=load["requests"],
@@ -254,6 +256,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--formats", nargs="+", default=FORMATS)
     parser.add_argument("--loads", nargs="+", default=("decode", "capacity"))
     parser.add_argument("--block-size", type=int, default=64)
+    parser.add_argument("--dtype", default="bfloat16", help="in which the model runs")
     parser.add_argument("--compile", action="store_true", help="compile the model with torch")
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--context", type=int, default=512)
