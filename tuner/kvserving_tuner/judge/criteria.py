@@ -21,6 +21,9 @@ large."""
 LOAD_TOLERANCE: Final = 0.1
 """Arms whose replicas have loads within this share of each other are compared."""
 
+GAIN: Final = "goodput gain"
+"""Unit of what has to be shown rather than kept: percent more than without the change."""
+
 
 @dataclass(frozen=True)
 class Criterion:
@@ -61,13 +64,16 @@ def share_rise(name: str, max_increase: float) -> Criterion:
 
 
 def goodput_loss(name: str, least_ratio: float) -> Criterion:
-    """Relative loss of goodput in blocks of time against a least ratio of candidate to stable.
+    """Relative loss of goodput in blocks of time against a least ratio of candidate to stable."""
+    return Criterion(name, "relative difference", _loss_bound(least_ratio), -1.0, 1.0)
 
-    With a ratio of 1 a pass is a gain; a move for capacity is content with 0.99.
+
+def goodput_gain(name: str, least_ratio: float) -> Criterion:
+    """Gain in goodput in blocks of time, as `shortfall` tells it: safe is a ratio above the least.
+
+    With a least ratio of 1 that is a gain; a move for capacity is content with 0.99.
     """
-    if not 0 < least_ratio <= 1:
-        raise JudgeError(f"least_ratio: expected more than 0 and at most 1, got {least_ratio}")
-    return Criterion(name, "relative difference", (1 - least_ratio) / (1 + least_ratio), -1.0, 1.0)
+    return Criterion(name, GAIN, _loss_bound(least_ratio), -1.0, 1.0)
 
 
 def symmetric(candidate: float, stable: float) -> float:
@@ -81,18 +87,42 @@ def symmetric(candidate: float, stable: float) -> float:
     return (candidate - stable) / total if total else 0.0
 
 
+def shortfall(candidate: float, stable: float, share: float) -> float:
+    """What the candidate lacks of its part of what both arms did in a block of time.
+
+    `candidate` and `stable` are totals of the arms, and `share` is the candidate's part of the
+    engines. For arms of one size this is `symmetric(stable, candidate)`. For others a difference
+    of means per engine would not be 0 in the mean where nothing differs, since the mean of few
+    engines scatters more; the part of the total is, to second order, for engines that are alike.
+    """
+    if min(candidate, stable) < 0:
+        raise JudgeError(f"expected quantities of at least 0, got {candidate} and {stable}")
+    if not 0 < share < 1:
+        raise JudgeError(f"share: expected between 0 and 1, got {share}")
+    total = candidate + stable
+    return (share - candidate / total) / (2 * share * (1 - share)) if total else 0.0
+
+
 def drop_percent(criterion: Criterion, mean: float) -> float:
-    """A mean as people read it, in percent or percentage points."""
+    """A mean as people read it, in percent or percentage points; a gain counts upwards."""
     if criterion.unit == "nats per token":
         return 100 * math.expm1(mean)
     if criterion.unit == "relative difference":
         return 200 * mean / (1 - mean) if mean < 1 else math.inf
+    if criterion.unit == GAIN:
+        return 100 * ((1 - mean) / (1 + mean) - 1) if mean > -1 else math.inf
     return 100 * mean
 
 
 def loads_are_comparable(candidate: float, stable: float) -> bool:
     """Whether loads per replica are near enough to compare what the arms make of them."""
     return abs(candidate - stable) <= LOAD_TOLERANCE * max(candidate, stable)
+
+
+def _loss_bound(least_ratio: float) -> float:
+    if not 0 < least_ratio <= 1:
+        raise JudgeError(f"least_ratio: expected more than 0 and at most 1, got {least_ratio}")
+    return (1 - least_ratio) / (1 + least_ratio)
 
 
 def _percent(number: float) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvserving_tuner.judge import Cause, HardStop, Outcome, Trial, judge
+from kvserving_tuner.judge import Cause, Comparison, HardStop, Outcome, Trial, judge
 from kvserving_tuner.judge import Verdict as Judgement
 from kvserving_tuner.trials.plan import OnStall, Plan
 from kvserving_tuner.trials.progress import (
@@ -161,7 +161,8 @@ def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progres
         }
     )
     guards = {name: c for name, c in progress.evidence.items() if name in set(plan.guards)}
-    judgement = judge(Trial(progress.quality(SERVED), guards), plan.rules)
+    gain = _gain(plan, progress)
+    judgement = judge(Trial(progress.quality(SERVED), guards, gain), plan.rules)
     if judgement.outcome is Outcome.ROLL_BACK:
         return progress.ends(_rolled_back(judgement))
     if progress.step_seconds < plan.min_seconds or progress.step_requests < plan.min_requests:
@@ -169,7 +170,9 @@ def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progres
         seconds = f"{progress.step_seconds:.0f} of {plan.min_seconds:.0f} s"
         return _waiting(plan, progress, facts, passed, f"step needs {requests}, {seconds}")
     step = plan.next_step(progress.step, len(facts.ready))
-    if step is not None:
+    open_gain = gain is not None and not gain.is_safe(plan.rules.false_promotion)
+    # A gain shows beside engines without the change, and some steps leave none.
+    if step is not None and not (open_gain and plan.pods(step, len(facts.ready)) == len(facts.ready)):
         return _enter(plan, progress, facts, step)
     return _decide(plan, progress, facts, passed, judgement)
 
@@ -192,9 +195,24 @@ def _decide(
                 verdict=Verdict.INCONCLUSIVE, reason=judgement.cause, message=judgement.message
             )
         )
+    if judgement.cause is Cause.NO_GAIN:
+        if progress.step_seconds < plan.gain_seconds:
+            return _waiting(plan, progress, facts, passed, judgement.message)
+        message = f"no gain has shown in {progress.step_seconds:.0f} s: {judgement.message}"
+        return progress.ends(
+            Conclusion(verdict=Verdict.INCONCLUSIVE, reason=Cause.NO_GAIN, message=message)
+        )
     if progress.served >= facts.prompts:
         return progress.ends(_exhausted(plan, judgement))
     return _waiting(plan, progress, facts, passed, judgement.message)
+
+
+def _gain(plan: Plan, progress: Progress) -> Comparison | None:
+    """Evidence on the gain that the plan asks for, also before its first block."""
+    criterion = plan.goodput()
+    if criterion is None:
+        return None
+    return progress.evidence.get(criterion.name) or Comparison.start(criterion)
 
 
 def _enter(plan: Plan, progress: Progress, facts: Facts, step: int) -> Progress:
