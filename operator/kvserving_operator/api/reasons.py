@@ -127,6 +127,10 @@ class Reason(_Explained):
     TRIAL_RUNNING = "TrialRunning", "A trial of a change is under way."
     # Accepted
     ACCEPTED = "Accepted", "The resource is valid."
+    SERVING_NOT_FOUND = (
+        "ServingNotFound",
+        "The KVServing that a trial names does not exist; the trial begins once it does.",
+    )
     # Events
     DECIDED = "Decided", "The tuner took a decision; the message holds the numbers."
     SETTING_CHANGED = "SettingChanged", "A live setting was changed and read back."

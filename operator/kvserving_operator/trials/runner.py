@@ -17,7 +17,7 @@ from kvserving_operator.api.v1alpha1 import (
 from kvserving_operator.cluster import Cluster
 from kvserving_operator.errors import Conflict
 from kvserving_operator.kinds import Kind, Object
-from kvserving_operator.live import Refusal, asked
+from kvserving_operator.live import KVSettings, Refusal
 from kvserving_operator.observe import PodView
 from kvserving_operator.render.names import ServingRef
 from kvserving_operator.revisions import Revision
@@ -29,7 +29,7 @@ from kvserving_operator.trials.report import manifest, superseded_status, trial_
 from kvserving_operator.trials.seen import Seen
 from kvserving_operator.trials.select import Wanted, is_open, trial_spec
 from kvserving_operator.trials.turn import Outcome, look
-from kvserving_operator.tuning import Turn
+from kvserving_operator.tuning import Turn, slo_of
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ class TrialRunner:
         ref: ServingRef,
         serving: KVServing,
         current: Revision,
+        asked: KVSettings,
         pods: tuple[PodView, ...],
         turn: Turn,
         token: str | None,
@@ -76,13 +77,14 @@ class TrialRunner:
         found = await self._trials(ref)
         wanted = Wanted(
             name=ref.name,
-            asked=current.live or asked(serving.spec),
+            asked=asked,
             eviction=serving.spec.kv_cache.eviction,
             started_with=current.start,
             template=current.hash,
             generation=serving.metadata.generation,
             has_policy=policy.named,
             policy=policy.spec,
+            slo=slo_of(serving.spec),
         )
         seen = Seen(
             pods=pods,

@@ -52,6 +52,12 @@ class Comparison:
             total=self.total + sum(numbers),
         )
 
+    @property
+    def tests(self) -> tuple[MeanTest, MeanTest]:
+        """Tests behind `harm` and `safety`; the latter is one of the numbers with their signs
+        changed."""
+        return _harm(self.criterion), _safety(self.criterion)
+
     def is_harmful(self, alpha: float) -> bool:
         """Whether the mean is shown to be above the bound."""
         return self.harm.rejects(alpha)
@@ -99,11 +105,11 @@ class Finding:
 
 
 def _harm(criterion: Criterion) -> MeanTest:
-    return MeanTest(criterion.bound, criterion.low)
+    return MeanTest(criterion.bound, criterion.low, criterion.harm)
 
 
 def _safety(criterion: Criterion) -> MeanTest:
-    return MeanTest(-criterion.bound, -criterion.high)
+    return MeanTest(-criterion.bound, -criterion.high, criterion.safety)
 
 
 def _interval(criterion: Criterion) -> MeanInterval:

@@ -122,6 +122,18 @@ class Plan(Frozen):
         """Criterion of the gain; None where none is asked for."""
         return None if self.gain is None else goodput_gain(GOODPUT_GAIN, self.gain.least_ratio)
 
+    @property
+    def targets(self) -> Slo | None:
+        """What goodput is measured against; None where no gain is asked for."""
+        return None if self.gain is None else self.slo
+
+    def of_blocks(self, name: str) -> Criterion | None:
+        """Criterion of a number that blocks of time have; None where it is not judged."""
+        if name == GOODPUT_GAIN:
+            return self.goodput()
+        guard = Guard(name)
+        return self.guard(guard) if guard in self.guards else None
+
     def guard(self, guard: Guard) -> Criterion:
         """Criterion of a guard that is on; KeyError for one that is off."""
         percent = self.guards[guard]

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import overload
 
 from pydantic import Field
 
 from kvserving_tuner.judge import Cause, Comparison, Criterion
+from kvserving_tuner.trials.alternation import Alternation
 from kvserving_tuner.trials.plan import Frozen
 
 
@@ -101,6 +103,8 @@ class Progress(Frozen):
     screened: int = 0
     """Prompts of the set that were scored before, and `served` after a pod had the change."""
     served: int = 0
+    alternation: Alternation | None = None
+    """Turns of a single engine; None where engines are compared with each other."""
     evidence: dict[str, Comparison] = Field(default_factory=dict)
     conclusion: Conclusion | None = None
     note: str = ""
@@ -108,9 +112,18 @@ class Progress(Frozen):
 
     def compared(self, criterion: Criterion, numbers: Iterable[float]) -> "Progress":
         """With further pairs or blocks of a criterion."""
-        before = self.evidence.get(criterion.name) or Comparison.start(criterion)
-        evidence = {**self.evidence, criterion.name: before.add(numbers)}
+        evidence = {**self.evidence, criterion.name: self.compared_by(criterion).add(numbers)}
         return self.model_copy(update={"evidence": evidence})
+
+    @overload
+    def compared_by(self, criterion: Criterion) -> Comparison: ...
+    @overload
+    def compared_by(self, criterion: None) -> None: ...
+    def compared_by(self, criterion: Criterion | None) -> Comparison | None:
+        """Evidence by a criterion, also before its first number; None for no criterion."""
+        if criterion is None:
+            return None
+        return self.evidence.get(criterion.name) or Comparison.start(criterion)
 
     def quality(self, kind: str) -> dict[str, Comparison]:
         """Evidence on quality of a kind."""
