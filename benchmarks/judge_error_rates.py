@@ -105,7 +105,7 @@ def turned(pairs: Sequence[float], drop: float) -> Draw:
 
 
 def blocks(ratio: float, candidates: int, engines: int) -> Draw:
-    """What the candidates lack of their part of goodput, where every engine has noise of its own."""
+    """What the candidates lack of their part of goodput; every engine has noise of its own."""
     factors = np.where(np.arange(engines) < candidates, ratio, 1.0)
 
     def draw(source: np.random.Generator, shape: tuple[int, int]) -> Array:

@@ -20,9 +20,7 @@ def with_block(record: Record, facts: Facts, seen: Seen) -> Record:
         return record.model_copy(update={"block_from": seen.now})
     if seen.observation is None or facts.blocked:
         return record
-    block = block_of(
-        seen.observation, progress.candidates, record.block_from, record.plan.targets
-    )
+    block = block_of(seen.observation, progress.candidates, record.block_from, record.plan.targets)
     if block is None:
         return record
     return _compared(record, progress, block.numbers, block.end)

@@ -52,7 +52,8 @@ class Wanted:
     has_policy: bool
     policy: KVRollbackPolicySpec | None
     """None where the spec names none, or one that does not exist."""
-    slo: Slo = Slo()
+    slo: Slo
+    """Targets within which a request counts towards goodput."""
 
 
 def settle(trials: Trials, wanted: Wanted, now: float) -> Trials:

@@ -10,7 +10,7 @@ from kvserving_tuner.judge import Comparison, Criterion, likelihood, relative_ri
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
-from judge_arrays import Array, Capitals, peeked, simulate  # noqa: E402
+from judge_arrays import Array, Capitals, peeked, simulate
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,7 @@ class Comparison:
 
     @property
     def tests(self) -> tuple[MeanTest, MeanTest]:
-        """Tests behind `harm` and `safety`; the latter is one of the numbers with their signs
-        changed."""
+        """Tests behind `harm` and `safety`; the latter of numbers with the other sign."""
         return _harm(self.criterion), _safety(self.criterion)
 
     def is_harmful(self, alpha: float) -> bool:

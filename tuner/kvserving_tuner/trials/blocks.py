@@ -87,10 +87,10 @@ def compared(candidate: Arm, stable: Arm) -> dict[str, float]:
     if high > 0:
         # A candidate that serves fewer requests is one that others had to serve instead.
         numbers[Guard.THROUGHPUT] = symmetric(stable.load, candidate.load)
-    if candidate.goodput is not None and stable.goodput is not None:
-        if candidate.goodput + stable.goodput > 0:
-            share = candidate.engines / (candidate.engines + stable.engines)
-            numbers[GOODPUT_GAIN] = shortfall(candidate.goodput, stable.goodput, share)
+    good, other = candidate.goodput, stable.goodput
+    if good is not None and other is not None and good + other > 0:
+        share = candidate.engines / (candidate.engines + stable.engines)
+        numbers[GOODPUT_GAIN] = shortfall(good, other, share)
     return numbers
 
 

@@ -177,9 +177,9 @@ def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progres
         seconds = f"{progress.step_seconds:.0f} of {plan.min_seconds:.0f} s"
         return _waiting(plan, progress, facts, passed, f"step needs {requests}, {seconds}")
     step = plan.next_step(progress.step, len(facts.ready))
-    open_gain = gain is not None and not gain.is_safe(plan.rules.false_promotion)
     # A gain shows beside engines without the change, and a step may leave none.
-    if step is not None and not (open_gain and plan.pods(step, len(facts.ready)) == len(facts.ready)):
+    waits = gain is not None and not gain.is_safe(plan.rules.false_promotion)
+    if step is not None and not (waits and plan.pods(step, len(facts.ready)) == len(facts.ready)):
         return _enter(plan, progress, facts, step)
     return _decide(plan, progress, facts, passed, judgement)
 
@@ -216,7 +216,12 @@ def _decide(
 
 
 def _enter(plan: Plan, progress: Progress, facts: Facts, step: int) -> Progress:
-    fresh: dict[str, object] = {"step": step, "step_seconds": 0.0, "step_requests": 0.0, "stalled_seconds": 0.0}
+    fresh: dict[str, object] = {
+        "step": step,
+        "step_seconds": 0.0,
+        "step_requests": 0.0,
+        "stalled_seconds": 0.0,
+    }
     if len(facts.ready) == 1 and (plan.guards or plan.gain is not None):
         fresh["alternation"] = Alternation()
     return _with_pods(plan, progress.becomes(State.RUNNING, **fresh), facts)
