@@ -113,7 +113,8 @@ def blocks(ratio: float, candidates: int, engines: int) -> Draw:
         candidate = did[..., :candidates].sum(axis=-1)
         share = candidate / did.sum(axis=-1)
         part = candidates / engines
-        return (part - share) / (2 * part * (1 - part))
+        lacking: Array = (part - share) / (2 * part * (1 - part))
+        return lacking
 
     return draw
 

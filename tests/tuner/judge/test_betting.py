@@ -1,5 +1,6 @@
 """Tests of a mean that may be looked at all the time, against independent calculations."""
 
+import itertools
 import math
 import random
 from collections.abc import Callable
@@ -56,6 +57,20 @@ def test_bets_are_fair_at_the_bound() -> None:
         coins = [1.0 if way >> coin & 1 else -1.0 for coin in range(6)]
         total += test.add(test.start(), coins).e_value
     assert total / 64 == pytest.approx(1, abs=1e-12)
+
+
+def test_over_all_ways_that_pairs_can_fall_false_alarms_are_as_rare_as_promised() -> None:
+    # All 6561 ways that eight pairs can fall, weighed by their exact chances at the bound of 0.2.
+    test, chances = MeanTest(0.2, -1.0, STAKES), {1.0: 0.35, 0.0: 0.5, -1.0: 0.15}
+    capital, alarms = 0.0, dict.fromkeys((0.1, 0.2, 0.4), 0.0)
+    for way in itertools.product(chances, repeat=8):
+        chance = math.prod(chances[number] for number in way)
+        evidence = test.add(test.start(), way)
+        capital += chance * evidence.e_value
+        for alpha in alarms:
+            alarms[alpha] += chance * evidence.rejects(alpha)
+    assert capital == pytest.approx(1, abs=1e-12)
+    assert all(0 < chance <= alpha for alpha, chance in alarms.items())
 
 
 @given(numbers, numbers)
