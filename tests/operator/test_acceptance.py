@@ -23,6 +23,7 @@ class Known:
         })  # fmt: skip
 
     def put(self, kind: Kind, name: str, spec: dict[str, Any]) -> None:
+        """Store one as a user would have made it."""
         self.cluster.objects[(kind, NAMESPACE, name)] = {
             "apiVersion": kind.api_version,
             "kind": kind.name,
@@ -31,15 +32,19 @@ class Known:
         }
 
     def status(self, kind: Kind, name: str) -> dict[str, Any]:
+        """Give the stored status."""
         found: dict[str, Any] = self.cluster.objects[(kind, NAMESPACE, name)].get("status", {})
         return found
 
     async def policy(self) -> dict[str, Any]:
-        await self.acceptance.policy(self.cluster.objects[Kind.KVRollbackPolicy, NAMESPACE, "policy"])
+        """Have the policy looked at; give its only condition."""
+        key = (Kind.KVRollbackPolicy, NAMESPACE, "policy")
+        await self.acceptance.policy(self.cluster.objects[key])
         (condition,) = self.status(Kind.KVRollbackPolicy, "policy")["conditions"]
         return dict(condition)
 
     async def trial(self) -> dict[str, Any]:
+        """Have the trial looked at; give its status."""
         await self.acceptance.trial(self.cluster.objects[Kind.KVTrial, NAMESPACE, "trial"])
         return self.status(Kind.KVTrial, "trial")
 

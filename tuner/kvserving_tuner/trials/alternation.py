@@ -13,7 +13,7 @@ from kvserving_tuner.trials.blocks import Arm, compared
 from kvserving_tuner.trials.plan import Frozen
 
 SETTLING_SECONDS = 15.0
-"""Time after a switch that belongs to no block: requests that were in flight are recomputed then."""
+"""Time after a switch that is in no block: requests that were in flight are recomputed then."""
 
 
 class Alternation(Frozen):

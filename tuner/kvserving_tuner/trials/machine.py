@@ -216,12 +216,8 @@ def _decide(
 
 
 def _enter(plan: Plan, progress: Progress, facts: Facts, step: int) -> Progress:
-    fresh: dict[str, object] = {
-        "step": step,
-        "step_seconds": 0.0,
-        "step_requests": 0.0,
-        "stalled_seconds": 0.0,
-    }
+    fresh: dict[str, object] = {"step": step, "step_seconds": 0.0, "step_requests": 0.0}
+    fresh["stalled_seconds"] = 0.0
     if len(facts.ready) == 1 and (plan.guards or plan.gain is not None):
         fresh["alternation"] = Alternation()
     return _with_pods(plan, progress.becomes(State.RUNNING, **fresh), facts)
@@ -233,8 +229,8 @@ def _with_pods(plan: Plan, progress: Progress, facts: Facts) -> Progress:
         return progress
     if progress.alternation is not None:
         if len(facts.ready) == 1:
-            chosen = facts.ready if progress.alternation.with_change else ()
-            return progress.model_copy(update={"candidates": chosen})
+            only = facts.ready if progress.alternation.with_change else ()
+            return progress.model_copy(update={"candidates": only})
         progress = progress.model_copy(update={"alternation": None})
     wanted = plan.pods(progress.step, len(facts.ready))
     kept = [name for name in progress.candidates if name in facts.ready][:wanted]
