@@ -42,6 +42,7 @@ def main() -> None:
     """Measure, and write the rows as they come."""
     options = _options()
     engine = Engine(options)
+    engine.switch(BASE)
     tokens = engine.tokens(options.prompts, options.window)
     skip = format_quality.FULL_BLOCKS * options.block_size
     rows: list[dict[str, Any]] = []
