@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from kvserving_operator.kinds import Kind
+from kvserving_tuner.trials.plan import Gain
 from operatorkit.specs import NAME, NAMESPACE, engine_spec
 from operatorkit.world import World
 
@@ -390,3 +391,32 @@ async def test_a_candidate_whose_engine_ends_is_rolled_back_at_once(world: World
     status = only_trial(world)
     assert ("RolledBack", "HardStop") == (status["verdict"], status["reason"])
     assert ["bfloat16", "bfloat16"] == dtypes(world)
+
+
+@pytest.mark.parametrize(
+    ("asked", "gain"),
+    [
+        ({"requestedBy": "Tuner"}, Gain.FASTER),
+        ({"requestedBy": "Tuner", "requiredGain": "Capacity"}, Gain.CAPACITY),
+        ({"requestedBy": "User"}, None),
+        ({"requestedBy": "User", "requiredGain": "Faster"}, Gain.FASTER),
+    ],
+)
+async def test_what_nobody_asked_for_has_to_gain_something(
+    world: World, asked: dict[str, Any], gain: Gain | None
+) -> None:
+    await ready(world)
+    put_trial(world, **asked)
+    await serve(world, 100)
+    status = only_trial(world)
+    # These engines are alike: what needs no gain is promoted, what needs one still waits.
+    if gain is None:
+        assert ("Finished", "Promoted") == (status["state"], status["verdict"])
+        return
+    assert "Running" == status["state"]
+    assert "GoodputGain" in status["message"]
+    threshold = "0" if gain is Gain.FASTER else "-1"
+    (found,) = [each for each in status["evidence"] if each["name"] == "GoodputGain"]
+    assert (threshold, "Inconclusive") == (found["threshold"], found["outcome"])
+    assert found["samples"] > 0
+    assert float(found["lower"]) <= float(found["value"]) <= float(found["upper"])

@@ -1,4 +1,4 @@
-"""Blocks of time of a trial under way: what guards compare; pure."""
+"""Blocks of time of a trial under way: what guards and the gain compare; pure."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,6 @@ from kvserving_operator.trials.seen import Seen
 from kvserving_tuner.trials.alternation import SETTLING_SECONDS, Alternation, arm_of
 from kvserving_tuner.trials.blocks import block_of
 from kvserving_tuner.trials.machine import Facts, Wish
-from kvserving_tuner.trials.plan import Guard
 from kvserving_tuner.trials.progress import Progress, State
 
 
@@ -21,7 +20,7 @@ def with_block(record: Record, facts: Facts, seen: Seen) -> Record:
         return record.model_copy(update={"block_from": seen.now})
     if seen.observation is None or facts.blocked:
         return record
-    block = block_of(seen.observation, progress.candidates, record.block_from)
+    block = block_of(seen.observation, progress.candidates, record.block_from, record.plan.targets)
     if block is None:
         return record
     return _compared(record, progress, block.numbers, block.end)
@@ -34,7 +33,7 @@ def _with_turn(record: Record, alternation: Alternation, facts: Facts, seen: See
         return record.model_copy(update={"block_from": seen.now + SETTLING_SECONDS})
     if seen.observation is None or facts.blocked or facts.wish is Wish.PAUSE:
         return record
-    found = arm_of(seen.observation, record.block_from)
+    found = arm_of(seen.observation, record.block_from, record.plan.targets)
     if found is None:
         return record
     arm, end = found
@@ -47,9 +46,10 @@ def _with_turn(record: Record, alternation: Alternation, facts: Facts, seen: See
 
 
 def _compared(
-    record: Record, progress: Progress, numbers: Mapping[Guard, float], end: float
+    record: Record, progress: Progress, numbers: Mapping[str, float], end: float
 ) -> Record:
-    for guard, value in numbers.items():
-        if guard in record.plan.guards:
-            progress = progress.compared(record.plan.guard(guard), [value])
+    for name, value in numbers.items():
+        criterion = record.plan.of_blocks(name)
+        if criterion is not None:
+            progress = progress.compared(criterion, [value])
     return record.model_copy(update={"progress": progress, "block_from": end})

@@ -1,16 +1,29 @@
 """From a KVRollbackPolicy to a trial's plan, and from a KVTrial to the settings that it tries."""
 
-from kvserving_operator.api.v1alpha1 import ChangeSpec, KVRollbackPolicySpec
+from kvserving_operator.api.v1alpha1 import (
+    ChangeSpec,
+    KVRollbackPolicySpec,
+    RequestedBy,
+    RequiredGain,
+)
 from kvserving_operator.api.v1alpha1.policy import Approval, Screening, SingleReplica
 from kvserving_operator.live import NO_EVICTION, KVSettings
-from kvserving_tuner.trials.plan import Guard, OnStall, Plan
+from kvserving_tuner.settings import Slo
+from kvserving_tuner.trials.plan import Gain, Guard, OnStall, Plan
 
 SIXTEEN_BITS = ("auto", "bfloat16", "float16")
 UNTRIED_FIELDS = ("eviction", "max_active_seqs", "engine_image", "model_revision")
 """Changes that no probe can judge yet, or that need other pods."""
 
 
-def plan_of(policy: KVRollbackPolicySpec) -> Plan:
+def gain_of(requested_by: RequestedBy, asked: RequiredGain | None) -> Gain | None:
+    """What a change has to gain: something, where only the tuner wants it."""
+    if asked is not None:
+        return Gain(asked.value)
+    return Gain.FASTER if requested_by is RequestedBy.TUNER else None
+
+
+def plan_of(policy: KVRollbackPolicySpec, gain: Gain | None, slo: Slo) -> Plan:
     """Steps, clocks and bounds of a trial under a policy."""
     guards = policy.guards
     percents = {
@@ -32,6 +45,8 @@ def plan_of(policy: KVRollbackPolicySpec) -> Plan:
         false_rollback=policy.quality.false_rollback_percent / 100,
         min_samples=policy.quality.min_samples,
         max_samples=policy.quality.max_samples,
+        gain=gain,
+        slo=slo,
         # A drop of everything is no bound.
         guards={
             guard: percent

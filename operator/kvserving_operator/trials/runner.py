@@ -29,7 +29,7 @@ from kvserving_operator.trials.report import manifest, superseded_status, trial_
 from kvserving_operator.trials.seen import Seen
 from kvserving_operator.trials.select import Wanted, is_open, trial_spec
 from kvserving_operator.trials.turn import Outcome, look
-from kvserving_operator.tuning import Turn
+from kvserving_operator.tuning import Turn, slo_of
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +84,7 @@ class TrialRunner:
             generation=serving.metadata.generation,
             has_policy=policy.named,
             policy=policy.spec,
+            slo=slo_of(serving.spec),
         )
         seen = Seen(
             pods=pods,

@@ -19,12 +19,15 @@ from kvserving_operator.live import KVSettings
 from kvserving_operator.trials.policy import (
     candidate_of,
     fallback_of,
+    gain_of,
     needs_trial,
     plan_of,
     untried,
 )
 from kvserving_operator.trials.record import Record, Rejected, Settled, Trials, remembered
 from kvserving_operator.trials.watch import Watch
+from kvserving_tuner.settings import Slo
+from kvserving_tuner.trials.plan import Gain
 from kvserving_tuner.trials.progress import Verdict
 
 NAME_LIMIT = 63
@@ -49,6 +52,8 @@ class Wanted:
     has_policy: bool
     policy: KVRollbackPolicySpec | None
     """None where the spec names none, or one that does not exist."""
+    slo: Slo
+    """Targets within which a request counts towards goodput."""
 
 
 def settle(trials: Trials, wanted: Wanted, now: float) -> Trials:
@@ -106,6 +111,7 @@ def spec_trial(trials: Trials, wanted: Wanted) -> Record | None:
         settled.settings,
         wanted.asked,
         wanted.policy,
+        gain_of(RequestedBy.SPEC, None),
     )
 
 
@@ -146,6 +152,7 @@ def next_trial(trials: Trials, wanted: Wanted, found: Sequence[KVTrial]) -> Reco
             settled.settings,
             candidate,
             trial.spec.policy,
+            gain_of(trial.spec.requested_by, trial.spec.required_gain),
         )
     return None
 
@@ -189,6 +196,7 @@ def _record(
     stable: KVSettings,
     candidate: KVSettings,
     policy: KVRollbackPolicySpec,
+    gain: Gain | None,
 ) -> Record:
     return Record(
         name=name,
@@ -198,7 +206,7 @@ def _record(
         stable=stable,
         candidate=candidate,
         fallback=fallback_of(policy),
-        plan=plan_of(policy),
+        plan=plan_of(policy, gain, wanted.slo),
         reject_for_seconds=policy.memory.reject_for_seconds,
     )
 

@@ -17,6 +17,7 @@ from kvserving_tuner.judge import (
     Rules,
     Split,
     Trial,
+    goodput_gain,
     goodput_loss,
     judge,
     likelihood,
@@ -41,7 +42,7 @@ def gauss(mean: float, deviation: float, count: int) -> list[float]:
 
 GOOD = seen(likelihood("likelihood", 2), gauss(0.002, 0.01, 150))
 BAD = seen(likelihood("likelihood", 2), gauss(0.3, 0.1, 60))
-GAINED = seen(goodput_loss("goodput", 1), gauss(-0.2, 0.1, 100))
+GAINED = seen(goodput_gain("goodput", 1), gauss(-0.2, 0.1, 100))
 CALM = seen(relative_rise("tpot", 10), gauss(0.0, 0.05, 100))
 TRIAL = Trial(quality={"likelihood": GOOD}, guards={"tpot": CALM}, gain=GAINED)
 
@@ -80,15 +81,6 @@ def test_a_guard_rolls_back_alone() -> None:
 def test_nothing_is_promoted_without_quality() -> None:
     verdict = judge(replace(TRIAL, quality={}), Rules())
     assert (verdict.outcome, verdict.cause) == (Outcome.INCONCLUSIVE, Cause.QUALITY_NOT_SHOWN)
-
-
-def test_nothing_is_promoted_without_a_gain() -> None:
-    same = seen(goodput_loss("goodput", 1), gauss(0.0, 0.1, 100))
-    verdict = judge(replace(TRIAL, gain=same), Rules())
-    assert (verdict.outcome, verdict.cause) == (Outcome.CONTINUE, Cause.NO_GAIN_SHOWN)
-    # A move for capacity may cost one percent.
-    cheap = seen(goodput_loss("goodput", 0.9), gauss(0.0, 0.05, 200))
-    assert judge(replace(TRIAL, gain=cheap), Rules()).outcome is Outcome.PROMOTE
 
 
 def test_few_samples_allow_no_verdict() -> None:

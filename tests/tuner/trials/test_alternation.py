@@ -15,7 +15,7 @@ def arm(load: float = 1.0, ttft: float = 0.2, tpot: float = 0.04) -> Arm:
     return Arm(load=load, ttft=ttft, tpot=tpot, preemptions=0.0)
 
 
-def blocks(loads: list[float], penalty: float = 1.0) -> list[dict[Guard, float]]:
+def blocks(loads: list[float], penalty: float = 1.0) -> list[dict[str, float]]:
     """What pairs say of blocks with these loads, where the change multiplies TTFT."""
     turns, found = Alternation(), []
     for load in loads:

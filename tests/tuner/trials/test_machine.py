@@ -19,7 +19,7 @@ from kvserving_tuner.trials.machine import (
     next_prompts,
     scored,
 )
-from kvserving_tuner.trials.plan import Guard, OnStall, Plan
+from kvserving_tuner.trials.plan import Gain, Guard, OnStall, Plan
 from kvserving_tuner.trials.progress import (
     ACTIVE,
     SCREENED,
@@ -330,6 +330,76 @@ def test_prompts_are_asked_for_in_their_order_and_not_twice() -> None:
     assert asked[1][0] == 7
     assert next_prompts(PLAN, fleet.progress, facts(wish=Wish.PAUSE)) is None
     assert next_prompts(PLAN, fleet.progress, facts(prompts=7)) is None
+
+
+def gaining(gain: Gain = Gain.FASTER, **more: Any) -> Fleet:
+    """A fleet in its last step, quality shown, that has to gain something."""
+    fleet = running(PLAN.model_copy(update={"gain": gain, **more}))
+    fleet.score(SERVED, GOOD)
+    fleet.until(lambda progress: progress.step == 1)
+    return fleet
+
+
+def blocks(fleet: Fleet, numbers: Sequence[float]) -> None:
+    criterion = fleet.plan.goodput()
+    assert criterion is not None
+    fleet.progress = fleet.progress.compared(criterion, numbers)
+
+
+def test_a_change_that_nobody_asked_for_waits_for_its_gain() -> None:
+    fleet = gaining()
+    for _ in range(30):
+        assert fleet.look(30).state is State.RUNNING
+    assert "GoodputGain" in fleet.progress.note
+    blocks(fleet, [-0.1] * 120)
+    assert fleet.look().state is State.PROMOTING
+    assert fleet.progress.conclusion is not None
+    assert "GoodputGain: +22.22 %" in fleet.progress.conclusion.message
+
+
+@pytest.mark.parametrize("numbers", [[], [0.02, -0.02] * 40])
+def test_without_a_gain_it_ends_undecided_and_goes_back(numbers: list[float]) -> None:
+    fleet = gaining(gain_seconds=600)
+    blocks(fleet, numbers)
+    progress = fleet.until(lambda progress: progress.state is not State.RUNNING, 200)
+    assert progress.state is State.ROLLING_BACK
+    assert progress.conclusion is not None
+    assert progress.conclusion.verdict is Verdict.INCONCLUSIVE
+    assert progress.conclusion.reason.value == "NoGain"
+    assert "no gain has shown in 600 s" in progress.conclusion.message
+    # It was not found wanting: nothing is remembered against it, and the fallback is not needed.
+    assert not progress.conclusion.rejects
+    assert not progress.conclusion.to_fallback
+
+
+def test_a_change_that_is_slower_is_given_up_at_once() -> None:
+    fleet = gaining()
+    blocks(fleet, [0.3] * 60)
+    progress = fleet.until(lambda progress: progress.state is not State.RUNNING, 20)
+    assert progress.conclusion is not None
+    assert progress.conclusion.reason.value == "NoGain"
+
+
+def test_a_move_for_capacity_needs_no_more_goodput() -> None:
+    for gain, ends in ((Gain.CAPACITY, State.PROMOTING), (Gain.FASTER, State.RUNNING)):
+        fleet = gaining(gain)
+        blocks(fleet, [0.0] * 3000)
+        for _ in range(20):
+            state = fleet.look().state
+            if state is not State.RUNNING:
+                break
+        assert state is ends
+
+
+def test_engines_without_the_change_stay_until_the_gain_has_shown() -> None:
+    fleet = running(PLAN.model_copy(update={"gain": Gain.FASTER, "steps": (25, 100)}))
+    fleet.score(SERVED, GOOD)
+    for _ in range(60):
+        assert fleet.look().step == 0
+    blocks(fleet, [-0.1] * 120)
+    fleet.look()
+    assert fleet.progress.step == 1
+    assert fleet.pods_on_trial() == PODS
 
 
 seconds = st.floats(0, 600)

@@ -5,11 +5,13 @@ from kvserving_tuner.judge.calibration import arms_differ, calibration
 from kvserving_tuner.judge.comparison import Comparison, Finding
 from kvserving_tuner.judge.criteria import (
     Criterion,
+    goodput_gain,
     goodput_loss,
     likelihood,
     loads_are_comparable,
     relative_rise,
     share_rise,
+    shortfall,
     symmetric,
     task,
 )
@@ -39,12 +41,14 @@ __all__ = [
     "block_means",
     "block_seconds",
     "calibration",
+    "goodput_gain",
     "goodput_loss",
     "judge",
     "likelihood",
     "loads_are_comparable",
     "relative_rise",
     "share_rise",
+    "shortfall",
     "symmetric",
     "task",
 ]

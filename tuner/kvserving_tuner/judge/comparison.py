@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from kvserving_tuner.judge.betting import Evidence, MeanTest
-from kvserving_tuner.judge.criteria import Criterion, drop_percent
+from kvserving_tuner.judge.criteria import GAIN, Criterion, drop_percent
 from kvserving_tuner.judge.interval import NOTHING, Interval, MeanInterval, Sums
 
 INTERVAL_ALPHA = 0.05
@@ -52,6 +52,11 @@ class Comparison:
             total=self.total + sum(numbers),
         )
 
+    @property
+    def tests(self) -> tuple[MeanTest, MeanTest]:
+        """Tests behind `harm` and `safety`; the latter of numbers with the other sign."""
+        return _harm(self.criterion), _safety(self.criterion)
+
     def is_harmful(self, alpha: float) -> bool:
         """Whether the mean is shown to be above the bound."""
         return self.harm.rejects(alpha)
@@ -63,17 +68,16 @@ class Comparison:
     def finding(self) -> "Finding":
         """What is shown of it."""
         interval = _interval(self.criterion).of(self.sums)
+        ends = sorted(drop_percent(self.criterion, end) for end in (interval.low, interval.high))
         return Finding(
             name=self.criterion.name,
             percent=drop_percent(self.criterion, self.mean),
             bound_percent=drop_percent(self.criterion, self.criterion.bound),
             count=self.count,
-            interval_percent=Interval(
-                drop_percent(self.criterion, interval.low),
-                drop_percent(self.criterion, interval.high),
-            ),
+            interval_percent=Interval(*ends),
             harm_e_value=self.harm.e_value,
             safety_e_value=self.safety.e_value,
+            unit=self.criterion.unit,
         )
 
 
@@ -88,21 +92,23 @@ class Finding:
     interval_percent: Interval
     harm_e_value: float
     safety_e_value: float
+    unit: str = ""
 
     def __str__(self) -> str:
         low, high = self.interval_percent.low, self.interval_percent.high
-        return (
-            f"{self.name}: {self.percent:.2f} % worse (95 % interval {low:.2f} to {high:.2f}, "
-            f"n = {self.count}), at most {self.bound_percent:.2f} % accepted"
-        )
+        seen = f"(95 % interval {low:.2f} to {high:.2f}, n = {self.count})"
+        bound = f"{self.bound_percent:.2f} %"
+        if self.unit == GAIN:
+            return f"{self.name}: {self.percent:+.2f} % {seen}, more than {bound} has to be shown"
+        return f"{self.name}: {self.percent:.2f} % worse {seen}, at most {bound} accepted"
 
 
 def _harm(criterion: Criterion) -> MeanTest:
-    return MeanTest(criterion.bound, criterion.low)
+    return MeanTest(criterion.bound, criterion.low, criterion.harm)
 
 
 def _safety(criterion: Criterion) -> MeanTest:
-    return MeanTest(-criterion.bound, -criterion.high)
+    return MeanTest(-criterion.bound, -criterion.high, criterion.safety)
 
 
 def _interval(criterion: Criterion) -> MeanInterval:

@@ -35,7 +35,7 @@ class Cause(StrEnum):
     GUARD_VIOLATED = "GuardViolated"
     SPLIT_MISMATCH = "SplitMismatch"
     WITHIN_BOUNDS = "WithinBounds"
-    NO_GAIN_SHOWN = "NoGainShown"
+    NO_GAIN = "NoGain"
     QUALITY_NOT_SHOWN = "QualityNotShown"
     MORE_EVIDENCE_NEEDED = "MoreEvidenceNeeded"
 
@@ -92,7 +92,7 @@ class Trial:
     """By probe and stratum."""
     guards: Mapping[str, Comparison]
     gain: Comparison | None = None
-    """Missing where the change need not gain anything, such as a way back."""
+    """Missing where the change need not gain anything, as one that a person asked for."""
     split: Split | None = None
     hard_stop: HardStop | None = None
 
@@ -158,7 +158,11 @@ def _promotable(trial: Trial, rules: Rules) -> Verdict:
         return Verdict(Outcome.CONTINUE, Cause.MORE_EVIDENCE_NEEDED, str(finding), finding)
     if trial.gain is not None and not trial.gain.is_safe(rules.false_promotion):
         finding = trial.gain.finding()
-        return Verdict(Outcome.CONTINUE, Cause.NO_GAIN_SHOWN, str(finding), finding)
+        # What is shown to be slower need not be waited for, and nothing is rolled back for it.
+        is_over = trial.gain.is_harmful(rules.false_promotion)
+        is_over |= trial.gain.count >= rules.max_samples
+        outcome = Outcome.INCONCLUSIVE if is_over else Outcome.CONTINUE
+        return Verdict(outcome, Cause.NO_GAIN, str(finding), finding)
     finding = (trial.gain or _least_sure(list(trial.quality.values()))).finding()
     message = f"every bound is shown to be kept; {finding}"
     return Verdict(Outcome.PROMOTE, Cause.WITHIN_BOUNDS, message, finding)

@@ -8,8 +8,9 @@ switch between them. Source of the design: switchback experiments, Bojinov, Simc
 """
 
 from kvserving_tuner.observation import Observation, Window
+from kvserving_tuner.settings import Slo
 from kvserving_tuner.trials.blocks import Arm, compared
-from kvserving_tuner.trials.plan import Frozen, Guard
+from kvserving_tuner.trials.plan import Frozen
 
 SETTLING_SECONDS = 15.0
 """Time after a switch that is in no block: requests that were in flight are recomputed then."""
@@ -29,7 +30,7 @@ class Alternation(Frozen):
         begins = self.pair % 2 == 0
         return begins if self.first is None else not begins
 
-    def measured(self, arm: Arm) -> tuple["Alternation", dict[Guard, float]]:
+    def measured(self, arm: Arm) -> tuple["Alternation", dict[str, float]]:
         """After a block of this arm, and what the pair says of each guard once it is complete."""
         if self.first is None:
             return self.model_copy(update={"first": arm}), {}
@@ -39,7 +40,9 @@ class Alternation(Frozen):
         return Alternation(pair=self.pair + 1), numbers
 
 
-def arm_of(observation: Observation, since: float) -> tuple[Arm, float] | None:
+def arm_of(
+    observation: Observation, since: float, slo: Slo | None = None
+) -> tuple[Arm, float] | None:
     """What the only engine did in a block that begins at `since` or later, and when that ended.
 
     None before there is a whole one, and where there is not exactly one engine.
@@ -49,4 +52,4 @@ def arm_of(observation: Observation, since: float) -> tuple[Arm, float] | None:
     window = observation.engines[0].full
     if not isinstance(window, Window) or window.start < since:
         return None
-    return Arm.of([window]), window.end
+    return Arm.of([window], slo), window.end

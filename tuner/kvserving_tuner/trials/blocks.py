@@ -5,10 +5,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvserving_tuner.histograms import Histogram
-from kvserving_tuner.judge import loads_are_comparable, symmetric
+from kvserving_tuner.judge import loads_are_comparable, shortfall, symmetric
 from kvserving_tuner.observation import Observation, Window
 from kvserving_tuner.readings import Known
-from kvserving_tuner.trials.plan import Frozen, Guard
+from kvserving_tuner.settings import Slo
+from kvserving_tuner.trials.goodput import goodput
+from kvserving_tuner.trials.plan import GOODPUT_GAIN, Frozen, Guard
 
 
 class Arm(Frozen):
@@ -22,11 +24,17 @@ class Arm(Frozen):
     """Mean, in seconds."""
     preemptions: float | None = None
     """Per finished request."""
+    goodput: float | None = None
+    """Requests finished within the targets of latency in a second, of all engines together."""
+    engines: int = 1
 
     @classmethod
-    def of(cls, windows: Sequence[Window]) -> "Arm":
-        """What engines did in these windows, one of each."""
+    def of(cls, windows: Sequence[Window], slo: Slo | None = None) -> "Arm":
+        """What engines did in these windows, one of each; goodput only against targets."""
+        within = [None if slo is None else goodput(window, slo) for window in windows]
         return cls(
+            goodput=None if None in within else math.fsum(each or 0.0 for each in within),
+            engines=len(windows),
             load=_rate(windows, "finished"),
             ttft=_mean(window.ttft for window in windows),
             tpot=_mean(window.tpot for window in windows),
@@ -36,14 +44,19 @@ class Arm(Frozen):
 
 @dataclass(frozen=True)
 class Block:
-    """One block: a number for each guard that could be measured, bad where it is high."""
+    """One block: a number for each guard that could be measured, and for the gain."""
 
     end: float
-    numbers: dict[Guard, float] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
 
 
-def block_of(observation: Observation, candidates: Collection[str], since: float) -> Block | None:
-    """The block that begins at `since` or later; None before every engine has a whole one."""
+def block_of(
+    observation: Observation, candidates: Collection[str], since: float, slo: Slo | None = None
+) -> Block | None:
+    """The block that begins at `since` or later; None before every engine has a whole one.
+
+    Gain is measured where targets of latency are given.
+    """
     candidate: list[Window] = []
     stable: list[Window] = []
     for engine in observation.engines:
@@ -54,12 +67,12 @@ def block_of(observation: Observation, candidates: Collection[str], since: float
     if not candidate or not stable:
         return None
     end = max(window.end for window in (*candidate, *stable))
-    return Block(end, compared(Arm.of(candidate), Arm.of(stable)))
+    return Block(end, compared(Arm.of(candidate, slo), Arm.of(stable, slo)))
 
 
-def compared(candidate: Arm, stable: Arm) -> dict[Guard, float]:
-    """A number for each guard that both arms say something of."""
-    numbers: dict[Guard, float] = {}
+def compared(candidate: Arm, stable: Arm) -> dict[str, float]:
+    """A number for each guard that both arms say something of, and for the gain; bad is high."""
+    numbers: dict[str, float] = {}
     low, high = sorted((candidate.load, stable.load))
     # Latencies of unlike loads say more about the loads than about the change.
     if low > 0 and loads_are_comparable(candidate.load, stable.load):
@@ -74,6 +87,10 @@ def compared(candidate: Arm, stable: Arm) -> dict[Guard, float]:
     if high > 0:
         # A candidate that serves fewer requests is one that others had to serve instead.
         numbers[Guard.THROUGHPUT] = symmetric(stable.load, candidate.load)
+    good, other = candidate.goodput, stable.goodput
+    if good is not None and other is not None and good + other > 0:
+        share = candidate.engines / (candidate.engines + stable.engines)
+        numbers[GOODPUT_GAIN] = shortfall(good, other, share)
     return numbers
 
 

@@ -150,7 +150,8 @@ def _screen(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Prog
 def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progress:
     progress = _with_pods(plan, progress, facts)
     guards = {name: c for name, c in progress.evidence.items() if name in set(plan.guards)}
-    judgement = judge(Trial(progress.quality(SERVED), guards), plan.rules)
+    gain = progress.compared_by(plan.goodput())
+    judgement = judge(Trial(progress.quality(SERVED), guards, gain), plan.rules)
     if progress.alternation is not None and not progress.alternation.with_change:
         if judgement.outcome is Outcome.ROLL_BACK and not facts.blocked:
             return progress.ends(_rolled_back(judgement))
@@ -176,7 +177,9 @@ def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progres
         seconds = f"{progress.step_seconds:.0f} of {plan.min_seconds:.0f} s"
         return _waiting(plan, progress, facts, passed, f"step needs {requests}, {seconds}")
     step = plan.next_step(progress.step, len(facts.ready))
-    if step is not None:
+    # A gain shows beside engines without the change, and a step may leave none.
+    waits = gain is not None and not gain.is_safe(plan.rules.false_promotion)
+    if step is not None and not (waits and plan.pods(step, len(facts.ready)) == len(facts.ready)):
         return _enter(plan, progress, facts, step)
     return _decide(plan, progress, facts, passed, judgement)
 
@@ -200,6 +203,13 @@ def _decide(
                 verdict=Verdict.INCONCLUSIVE, reason=judgement.cause, message=judgement.message
             )
         )
+    if judgement.cause is Cause.NO_GAIN:
+        if progress.step_seconds < plan.gain_seconds:
+            return _waiting(plan, progress, facts, passed, judgement.message)
+        message = f"no gain has shown in {progress.step_seconds:.0f} s: {judgement.message}"
+        return progress.ends(
+            Conclusion(verdict=Verdict.INCONCLUSIVE, reason=Cause.NO_GAIN, message=message)
+        )
     if progress.served >= facts.prompts:
         return progress.ends(_exhausted(plan, judgement))
     return _waiting(plan, progress, facts, passed, judgement.message)
@@ -208,7 +218,7 @@ def _decide(
 def _enter(plan: Plan, progress: Progress, facts: Facts, step: int) -> Progress:
     fresh: dict[str, object] = {"step": step, "step_seconds": 0.0, "step_requests": 0.0}
     fresh["stalled_seconds"] = 0.0
-    if len(facts.ready) == 1 and plan.guards:
+    if len(facts.ready) == 1 and (plan.guards or plan.gain is not None):
         fresh["alternation"] = Alternation()
     return _with_pods(plan, progress.becomes(State.RUNNING, **fresh), facts)
 

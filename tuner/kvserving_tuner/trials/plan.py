@@ -2,17 +2,20 @@
 
 import math
 from enum import StrEnum
+from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 
 from kvserving_tuner.judge import (
     Criterion,
     Rules,
+    goodput_gain,
     goodput_loss,
     likelihood,
     relative_rise,
     share_rise,
 )
+from kvserving_tuner.settings import Slo
 
 
 class Frozen(BaseModel):
@@ -36,6 +39,24 @@ class Guard(StrEnum):
     ERRORS = "Errors"
     PREEMPTIONS = "Preemptions"
     THROUGHPUT = "Throughput"
+
+
+class Gain(StrEnum):
+    """What a change that nobody asked for has to gain before it may stay."""
+
+    FASTER = "Faster"
+    """More goodput than without it."""
+    CAPACITY = "Capacity"
+    """Room in the KV cache: goodput may be all but the same."""
+
+    @property
+    def least_ratio(self) -> float:
+        """Goodput with the change over goodput without it that has to be exceeded."""
+        return 1.0 if self is Gain.FASTER else 0.99
+
+
+GOODPUT_GAIN: Final = "GoodputGain"
+"""Name of the evidence on gain."""
 
 
 class Plan(Frozen):
@@ -63,6 +84,14 @@ class Plan(Frozen):
     guards: dict[Guard, float] = {}
     """Largest accepted rise (of throughput: fall) in percent; a guard that is missing is off."""
 
+    gain: Gain | None = None
+    """What has to be gained; None for a change that a person asked for."""
+    gain_seconds: float = 14_400
+    """Most time that the last step waits for the gain to show: 240 blocks of a minute show 5 %
+    where blocks of equal engines differ by a tenth (`benchmarks/judge_error_rates.py`)."""
+    slo: Slo = Slo()
+    """Targets within which a request counts towards goodput."""
+
     def pods(self, step: int, ready: int) -> int:
         """Pods that have the candidate's settings in a step, of so many that are ready."""
         share = math.ceil(ready * self.steps[step] / 100)
@@ -88,6 +117,22 @@ class Plan(Frozen):
     def quality(self, name: str) -> Criterion:
         """Criterion of a likelihood probe."""
         return likelihood(name, self.max_drop_percent)
+
+    def goodput(self) -> Criterion | None:
+        """Criterion of the gain; None where none is asked for."""
+        return None if self.gain is None else goodput_gain(GOODPUT_GAIN, self.gain.least_ratio)
+
+    @property
+    def targets(self) -> Slo | None:
+        """What goodput is measured against; None where no gain is asked for."""
+        return None if self.gain is None else self.slo
+
+    def of_blocks(self, name: str) -> Criterion | None:
+        """Criterion of a number that blocks of time have; None where it is not judged."""
+        if name == GOODPUT_GAIN:
+            return self.goodput()
+        guard = Guard(name)
+        return self.guard(guard) if guard in self.guards else None
 
     def guard(self, guard: Guard) -> Criterion:
         """Criterion of a guard that is on; KeyError for one that is off."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import overload
 
 from pydantic import Field
 
@@ -111,9 +112,18 @@ class Progress(Frozen):
 
     def compared(self, criterion: Criterion, numbers: Iterable[float]) -> "Progress":
         """With further pairs or blocks of a criterion."""
-        before = self.evidence.get(criterion.name) or Comparison.start(criterion)
-        evidence = {**self.evidence, criterion.name: before.add(numbers)}
+        evidence = {**self.evidence, criterion.name: self.compared_by(criterion).add(numbers)}
         return self.model_copy(update={"evidence": evidence})
+
+    @overload
+    def compared_by(self, criterion: Criterion) -> Comparison: ...
+    @overload
+    def compared_by(self, criterion: None) -> None: ...
+    def compared_by(self, criterion: Criterion | None) -> Comparison | None:
+        """Evidence by a criterion, also before its first number; None for no criterion."""
+        if criterion is None:
+            return None
+        return self.evidence.get(criterion.name) or Comparison.start(criterion)
 
     def quality(self, kind: str) -> dict[str, Comparison]:
         """Evidence on quality of a kind."""
