@@ -22,6 +22,7 @@ from kvserving_operator.observe import PodView
 from kvserving_operator.render.names import ServingRef
 from kvserving_operator.revisions import Revision
 from kvserving_operator.targets import target_of
+from kvserving_operator.trials.asking import Asking
 from kvserving_operator.trials.probe_set import ProbeSet, read_probe_set
 from kvserving_operator.trials.probing import Probing
 from kvserving_operator.trials.record import Trials
@@ -53,9 +54,10 @@ class Policy:
 class TrialRunner:
     """Trials of one KVServing."""
 
-    def __init__(self, cluster: Cluster, probing: Probing) -> None:
+    def __init__(self, cluster: Cluster, probing: Probing, asking: Asking) -> None:
         self._cluster = cluster
         self._probing = probing
+        self._asking = asking
 
     async def take_turn(
         self,
@@ -83,6 +85,10 @@ class TrialRunner:
             generation=serving.metadata.generation,
             has_policy=policy.named,
             policy=policy.spec,
+            floors={
+                floor.probe: float(floor.minimum_percent)
+                for floor in serving.spec.quality.floors
+            },
         )
         seen = Seen(
             pods=pods,
@@ -91,6 +97,7 @@ class TrialRunner:
             refusals=refusals,
             observation=turn.observation,
             pairs=self._probing.collect(),
+            answers=self._asking.collect(),
             steady=steady,
             probe_set=await self._probe_set(serving, trials, wanted, found),
             model=serving.spec.model.name or ref.name,
@@ -106,18 +113,24 @@ class TrialRunner:
         if ended:
             # Told first: a trial that is not remembered any more must not look open.
             await self._tell(ref, outcome, found, now)
-            self._probing.stop()
+            self.forget()
         await remember(outcome.trials)
         if not ended:
             await self._tell(ref, outcome, found, now)
         await self._prune(ref, found)
         if outcome.probes:
             self._probing.ask(outcome.probes, outcome.prompts)
+        if _switches(outcome):
+            # An answer of an engine that is switched meanwhile is an answer of neither.
+            self._asking.stop()
+        if outcome.asks:
+            self._asking.ask(outcome.asks)
         return outcome
 
     def forget(self) -> None:
         """End what is under way."""
         self._probing.stop()
+        self._asking.stop()
 
     async def _probe_set(
         self, serving: KVServing, trials: Trials, wanted: Wanted, found: Mapping[str, KVTrial]
@@ -190,6 +203,14 @@ class TrialRunner:
             },
             subresource="status",
         )
+
+
+def _switches(outcome: Outcome) -> bool:
+    """Whether other engines are to have the change than before."""
+    before, record = outcome.before, outcome.record
+    if before is None or record is None:
+        return False
+    return before.progress.candidates != record.progress.candidates
 
 
 async def read_policy(cluster: Cluster, serving: KVServing) -> Policy:

@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from kvserving_tuner.errors import JudgeError
 from kvserving_tuner.judge.betting import Evidence, MeanTest
-from kvserving_tuner.judge.criteria import Criterion, drop_percent
+from kvserving_tuner.judge.criteria import MISSED, Criterion, drop_percent
 from kvserving_tuner.judge.interval import NOTHING, Interval, MeanInterval, Sums
 
 INTERVAL_ALPHA = 0.05
@@ -74,6 +75,7 @@ class Comparison:
             ),
             harm_e_value=self.harm.e_value,
             safety_e_value=self.safety.e_value,
+            said="missed" if self.criterion.unit == MISSED else "worse",
         )
 
 
@@ -88,13 +90,28 @@ class Finding:
     interval_percent: Interval
     harm_e_value: float
     safety_e_value: float
+    said: str = "worse"
 
     def __str__(self) -> str:
         low, high = self.interval_percent.low, self.interval_percent.high
         return (
-            f"{self.name}: {self.percent:.2f} % worse (95 % interval {low:.2f} to {high:.2f}, "
+            f"{self.name}: {self.percent:.2f} % {self.said} (95 % interval {low:.2f} to {high:.2f}, "
             f"n = {self.count}), at most {self.bound_percent:.2f} % accepted"
         )
+
+
+def least_to_show(criterion: Criterion, alpha: float) -> int:
+    """Numbers that show a mean to be below its bound where each of them is 0, at this error rate.
+
+    JudgeError where no number can do so: the bound is 0 or less.
+    """
+    if criterion.bound <= 0:
+        raise JudgeError(f"{criterion.name}: expected a bound above 0, got {criterion.bound}")
+    test = _safety(criterion)
+    evidence = test.start()
+    while not evidence.rejects(alpha):
+        evidence = test.add(evidence, (0.0,))
+    return evidence.count
 
 
 def _harm(criterion: Criterion) -> MeanTest:

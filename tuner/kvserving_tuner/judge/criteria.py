@@ -18,6 +18,9 @@ MOST_FALL: Final = 0.5
 """Largest relative improvement of a block that counts as itself: the stable arm is three times as
 large."""
 
+MISSED: Final = "share missed"
+"""Unit of criteria that have an absolute limit and no other arm."""
+
 LOAD_TOLERANCE: Final = 0.1
 """Arms whose replicas have loads within this share of each other are compared."""
 
@@ -45,6 +48,13 @@ def likelihood(name: str, max_drop_percent: float) -> Criterion:
 def task(name: str, max_drop_percent: float) -> Criterion:
     """Paired fall of a score between 0 and 1; the drop is in percentage points."""
     return Criterion(name, "score", _percent(max_drop_percent) / 100, -1.0, 1.0)
+
+
+def floor(name: str, least_percent: float) -> Criterion:
+    """What a grade between 0 and 1 lacks of 1, against a least mean grade in percent."""
+    if not 0 < least_percent < 100:
+        raise JudgeError(f"least_percent: expected more than 0 and below 100, got {least_percent}")
+    return Criterion(name, MISSED, 1 - least_percent / 100, 0.0, 1.0)
 
 
 def relative_rise(name: str, max_increase_percent: float) -> Criterion:
