@@ -75,7 +75,7 @@ async def test_eviction_that_loses_the_middle_is_rolled_back_by_tasks(world: Wor
         found["ServedRecallMedium"]["outcome"] == "Failed"
     )
     # What stands in the last message is kept.
-    assert found["ServedStructuredOutputShort"]["value"] == "0"
+    assert found["ServedStructuredOutputMedium"]["value"] == "0"
     assert world.condition("QualityGate")["reason"] == "Failed"
     assert "not tried again" in await again(world, serving)
 
@@ -96,8 +96,8 @@ async def test_eviction_that_keeps_what_counts_is_promoted(world: World) -> None
     status = await until_finished(world)
     assert status["verdict"] == "Promoted"
     assert windows(world) == [512, 512]
-    assert evidence(world)["ServedStructuredOutputShort"]["outcome"] == "Passed"
-    assert world.status["effective"]["eviction"]["policy"] == "StreamingLLM"
+    assert evidence(world)["ServedStructuredOutputMedium"]["outcome"] == "Passed"
+    assert world.status["effective"]["eviction"] == "StreamingLLM"
     # Likelihoods, which are watched afterwards, say nothing of eviction.
     await serve(world, 30)
     assert windows(world) == [512, 512]
@@ -132,11 +132,11 @@ async def test_a_model_that_knows_nothing_gets_no_eviction_and_is_told_why(world
     world.put(**serving, **KEEPS_LITTLE)
     status = await until_finished(world)
     assert (status["verdict"], status["reason"]) == ("Inconclusive", "QualityNotShown")
-    assert "ServedNeedleMedium: the model gets 0 % of 8 tasks right in 16 bits" in status["message"]
+    assert "ServedNeedleMedium: the model gets 0 % of 16 tasks right in 16 bits" in status["message"]
     assert windows(world) == [None, None]
     entry = evidence(world)["ServedNeedleMedium"]
     assert (entry["outcome"], entry["reason"]) == ("LeftOut", "BaselineTooWeak")
-    assert (entry["value"], entry["threshold"], entry["samples"]) == ("0", "25", 8)
+    assert (entry["value"], entry["threshold"], entry["samples"]) == ("0", "25", 16)
 
 
 async def test_a_model_that_knows_nothing_does_not_block_a_format(world: World) -> None:
@@ -293,7 +293,7 @@ async def test_tasks_leave_engines_with_users_alone_most_of_the_time(
     assert all(seconds >= 0.5 * (1 / SHARE - 1) for seconds in world.rests)
 
 
-@pytest.mark.parametrize("looks", range(2, 40, 4))
+@pytest.mark.parametrize("looks", range(2, 42, 8))
 async def test_an_operator_killed_at_any_moment_goes_on(world: World, looks: int) -> None:
     serving = await ready(world, policy("StructuredOutput"))
     world.put(**serving, **KEEPS_LITTLE)

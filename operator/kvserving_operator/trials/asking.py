@@ -97,7 +97,7 @@ class Asking(Background[Answer]):
         one = ask.candidate or ask.baseline
         if one is None:
             raise ValueError(f"task {ask.number}: expected an engine to ask, got none")
-        found = await self._task(ask, one)
+        found = await self._found(ask, one)
         if len(found.token_ids) <= ask.least_tokens:
             message = (
                 f"{found.task.prompt.name} has {len(found.token_ids)} tokens, expected more than "
@@ -109,7 +109,7 @@ class Asking(Background[Answer]):
         )
         return Answer(ask, grade, ask.recorded if baseline is None else baseline)
 
-    async def _task(self, ask: Ask, target: EngineTarget) -> Fitted:
+    async def _found(self, ask: Ask, target: EngineTarget) -> Fitted:
         cell = ask.cell
         if not cell.prompts:
             return await fitted(

@@ -157,13 +157,7 @@ def recorded(
     cell, _ = task_of(cells, number)
     if cell.probe in plan.floors:
         return progress
-    name = cell.name
-    levels = [
-        each
-        for each in _numbers(cells)
-        if task_of(cells, each)[0].name == name
-        and task_of(cells, each)[1] < task_of(cells, each)[0].levels
-    ]
+    levels = _levels(cells, cell.name)
     if number not in levels or any(each not in progress.recorded for each in levels):
         return progress
     mean = math.fsum(progress.recorded[each] for each in levels) / len(levels)
@@ -176,7 +170,7 @@ def recorded(
     entry = LeftOut(
         reason="BaselineTooWeak", message=message, value=100 * mean, samples=len(levels)
     )
-    return progress.leaves_out(name, entry)
+    return progress.leaves_out(cell.name, entry)
 
 
 def to_pair(
@@ -225,6 +219,13 @@ def criteria(progress: Progress, cells: Sequence[Cell]) -> tuple[str, ...]:
     """Names of all criteria that tasks of these cells are to decide."""
     names = {name for cell in cells for name in (cell.name, floor_name(cell.probe))}
     return tuple(name for name in progress.evidence if name in names)
+
+
+def _levels(cells: Sequence[Cell], name: str) -> list[int]:
+    """Numbers that tell the level of a criterion."""
+    first = range(len(cells) * max(cell.levels for cell in cells))
+    found = [(number, *task_of(cells, number)) for number in first]
+    return [number for number, cell, place in found if cell.name == name and place < cell.levels]
 
 
 def _numbers(cells: Sequence[Cell]) -> range:
