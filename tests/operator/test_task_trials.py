@@ -132,7 +132,9 @@ async def test_a_model_that_knows_nothing_gets_no_eviction_and_is_told_why(world
     world.put(**serving, **KEEPS_LITTLE)
     status = await until_finished(world)
     assert (status["verdict"], status["reason"]) == ("Inconclusive", "QualityNotShown")
-    assert "ServedNeedleMedium: the model gets 0 % of 16 tasks right in 16 bits" in status["message"]
+    assert (
+        "ServedNeedleMedium: the model gets 0 % of 16 tasks right in 16 bits" in status["message"]
+    )
     assert windows(world) == [None, None]
     entry = evidence(world)["ServedNeedleMedium"]
     assert (entry["outcome"], entry["reason"]) == ("LeftOut", "BaselineTooWeak")

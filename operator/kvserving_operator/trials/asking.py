@@ -112,15 +112,11 @@ class Asking(Background[Answer]):
     async def _found(self, ask: Ask, target: EngineTarget) -> Fitted:
         cell = ask.cell
         if not cell.prompts:
-            return await fitted(
-                self._client, target, ask.model, cell.probe, ask.place, cell.tokens
-            )
+            return await fitted(self._client, target, ask.model, cell.probe, ask.place, cell.tokens)
         task = reference_task(cell.prompts[ask.place])
         return Fitted(task, await self._client.question(target, ask.model, task.prompt))
 
-    async def _grade(
-        self, ask: Ask, found: Fitted, target: EngineTarget | None
-    ) -> float | None:
+    async def _grade(self, ask: Ask, found: Fitted, target: EngineTarget | None) -> float | None:
         if target is None:
             return None
         task = found.task

@@ -35,9 +35,7 @@ def plan_of(
         single_replica=policy.ab.single_replica is SingleReplica.SWITCH_IN_PLACE,
         # Eviction alone leaves likelihoods as they are.
         screened=Probe.LIKELIHOOD in named
-        and (
-            candidate.kv_cache_dtype not in SIXTEEN_BITS or candidate.eviction == NO_EVICTION
-        ),
+        and (candidate.kv_cache_dtype not in SIXTEEN_BITS or candidate.eviction == NO_EVICTION),
         tasks=tuple(
             probe
             for probe in Probe

@@ -86,8 +86,7 @@ class TrialRunner:
             has_policy=policy.named,
             policy=policy.spec,
             floors={
-                floor.probe: float(floor.minimum_percent)
-                for floor in serving.spec.quality.floors
+                floor.probe: float(floor.minimum_percent) for floor in serving.spec.quality.floors
             },
         )
         seen = Seen(

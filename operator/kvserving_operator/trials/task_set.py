@@ -1,7 +1,7 @@
 """Which tasks a trial asks of which engines at a look, and what their answers say; pure."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 

@@ -33,7 +33,10 @@ def test_a_line_may_have_a_good_answer() -> None:
         ("", "expected at least one prompt"),
         ("{", "line 1: expected a JSON object"),
         ("[]", "line 1: expected a JSON object, got list"),
-        ('{"prompt": "a"}\n{"text": "b"}', "line 2: text: expected one of name, prompt, messages, reference, metric"),
+        (
+            '{"prompt": "a"}\n{"text": "b"}',
+            "line 2: text: expected one of name, prompt, messages, reference, metric",
+        ),
         ("{}", "expected either prompt or messages"),
         ('{"prompt": "a", "messages": []}', "expected either prompt or messages"),
         ('{"prompt": ""}', "prompt: expected a text"),

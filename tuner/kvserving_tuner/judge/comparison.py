@@ -95,8 +95,9 @@ class Finding:
     def __str__(self) -> str:
         low, high = self.interval_percent.low, self.interval_percent.high
         return (
-            f"{self.name}: {self.percent:.2f} % {self.said} (95 % interval {low:.2f} to {high:.2f}, "
-            f"n = {self.count}), at most {self.bound_percent:.2f} % accepted"
+            f"{self.name}: {self.percent:.2f} % {self.said} "
+            f"(95 % interval {low:.2f} to {high:.2f}, n = {self.count}), "
+            f"at most {self.bound_percent:.2f} % accepted"
         )
 
 

@@ -298,9 +298,7 @@ def _exhausted(plan: Plan, judgement: Judgement) -> Conclusion:
 def _nothing_counts(progress: Progress) -> Conclusion:
     reasons = "; ".join(f"{name}: {each.message}" for name, each in progress.left_out.items())
     message = f"no probe can tell what the change costs, so no engine gets it: {reasons}"
-    return Conclusion(
-        verdict=Verdict.INCONCLUSIVE, reason=Cause.QUALITY_NOT_SHOWN, message=message
-    )
+    return Conclusion(verdict=Verdict.INCONCLUSIVE, reason=Cause.QUALITY_NOT_SHOWN, message=message)
 
 
 def next_prompts(plan: Plan, progress: Progress, facts: Facts) -> tuple[str, range] | None:

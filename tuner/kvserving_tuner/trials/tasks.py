@@ -140,7 +140,9 @@ def to_record(
     for number in _numbers(cells):
         cell, place = task_of(cells, number)
         wanted = place < cell.levels or (
-            cell.paired and place < min(cell.count, cell.levels + spare) and cell.name not in progress.left_out
+            cell.paired
+            and place < min(cell.count, cell.levels + spare)
+            and cell.name not in progress.left_out
         )
         if wanted and number not in progress.recorded:
             yield number
@@ -173,9 +175,7 @@ def recorded(
     return progress.leaves_out(cell.name, entry)
 
 
-def to_pair(
-    plan: Plan, progress: Progress, cells: Sequence[Cell], *, live: bool
-) -> Iterator[int]:
+def to_pair(plan: Plan, progress: Progress, cells: Sequence[Cell], *, live: bool) -> Iterator[int]:
     """Numbers to be asked on engines with the change; `live` is whether one in 16 bits is left."""
     for number in _numbers(cells):
         cell, place = task_of(cells, number)

@@ -118,9 +118,9 @@ class QualitySpec(ApiModel):
     """Paired samples before any verdict."""
     max_samples: Annotated[int, Field(ge=1, le=1_000_000)] = 4000
     """Paired samples after which an open verdict is Inconclusive."""
-    probes: Annotated[
-        tuple[Probe, ...], Field(min_length=1, max_length=16), AsSet, Unique
-    ] = tuple(Probe)
+    probes: Annotated[tuple[Probe, ...], Field(min_length=1, max_length=16), AsSet, Unique] = tuple(
+        Probe
+    )
     """Probes that count. Likelihood is asked where the format changes; eviction plays no part in
     it. Needle, Recall, StructuredOutput and Groundedness are tasks that are made up, asked of
     engines in 16 bits too; References are a user's own prompts that have one."""

@@ -18,7 +18,9 @@ def turns(chance: random.Random, words: int, number: int) -> Task:
     places = [chance.choice(PLACES) for _ in codes]
     messages: list[Message] = [("system", "You keep track of the orders that you are told about.")]
     for code, place in zip(codes, places, strict=True):
-        told = f"My order {code} goes to {place}. {chance.choice(NAMES)} says {chance.choice(EVENTS)}."
+        told = (
+            f"My order {code} goes to {place}. {chance.choice(NAMES)} says {chance.choice(EVENTS)}."
+        )
         messages += [("user", told), ("assistant", "I have noted it.")]
     asked = int(depth(number) * count)
     code, place = codes[asked], places[asked]
