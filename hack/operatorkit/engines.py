@@ -106,7 +106,7 @@ class Engines:
         document["envelope"]["eviction"] = {
             "values": ["None", "StreamingLLM"],
             "sink_tokens": {"minimum": 0, "maximum": 1024, "default": 4},
-            "window_tokens": {"minimum": 128, "maximum": 8192},
+            "window_tokens": {"minimum": 128, "maximum": 1024},
         }
         return document
 

@@ -226,7 +226,7 @@ async def test_a_trial_by_hand_changes_eviction(world: World) -> None:
 
 
 async def test_a_floor_rolls_back_what_the_drop_would_allow(world: World) -> None:
-    floors = {"quality": {"floors": [{"probe": "Needle", "minimumPercent": 90}]}}
+    floors: dict[str, Any] = {"quality": {"floors": [{"probe": "Needle", "minimumPercent": 90}]}}
     serving = await ready(world, policy("StructuredOutput", maxDropPercent=99), **floors)
     world.put(**serving, **KEEPS_LITTLE)
     status = await until_finished(world)
@@ -248,7 +248,7 @@ async def test_a_users_references_are_asked_and_graded(world: World) -> None:
         for n in range(100)
     ]
     put_probes(world, "\n".join(lines))
-    own = {"quality": {"probeSet": {"name": "probes"}}}
+    own: dict[str, Any] = {"quality": {"probeSet": {"name": "probes"}}}
     serving = await ready(world, policy("References"), **own)
     world.put(**serving, **KEEPS_LITTLE)
     status = await until_finished(world)
@@ -258,7 +258,7 @@ async def test_a_users_references_are_asked_and_graded(world: World) -> None:
 
 async def test_references_that_are_too_short_for_eviction_hold_it(world: World) -> None:
     put_probes(world, '{"prompt": "short", "reference": "a"}')
-    own = {"quality": {"probeSet": {"name": "probes"}}}
+    own: dict[str, Any] = {"quality": {"probeSet": {"name": "probes"}}}
     serving = await ready(world, policy("References"), **own)
     world.put(**serving, **KEEPS_LITTLE)
     await serve(world, 8, turns=TURNS)

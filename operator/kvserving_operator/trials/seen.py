@@ -135,7 +135,8 @@ def _blocked(seen: Seen) -> str:
         return seen.probe_set.problem
     if seen.observation is not None and seen.observation.blocking():
         return seen.observation.blocking()[0].message
-    failed = next((each for each in (*seen.pairs, *seen.answers) if each.error), None)
+    measured: tuple[Pair | Answer, ...] = (*seen.pairs, *seen.answers)
+    failed = next((each for each in measured if each.error), None)
     if failed is not None:
         return ("ProbeSetTooShort: " if failed.too_short else "probe: ") + failed.error
     return ""

@@ -321,8 +321,9 @@ def test_tasks_alone_decide_where_likelihoods_say_nothing() -> None:
     assert fleet.progress.conclusion.to_fallback
     fleet.progress = before
     asked(fleet, [0.0] * 20)
-    assert fleet.look(**{**seen, "tasks_left": False}).conclusion is not None
-    assert fleet.progress.conclusion.reason is End.SET_EXHAUSTED
+    ended = fleet.look(**{**seen, "tasks_left": False}).conclusion
+    assert ended is not None
+    assert ended.reason is End.SET_EXHAUSTED
 
 
 def test_likelihoods_that_are_good_do_not_go_before_tasks_that_are_open() -> None:

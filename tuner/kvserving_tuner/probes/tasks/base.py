@@ -37,7 +37,8 @@ def depth(number: int) -> float:
 
 def log_entries(chance: random.Random, words: int) -> list[str]:
     """Made-up sentences of about so many words in all, at least one."""
-    entries, counted = [], 0
+    entries: list[str] = []
+    counted = 0
     while not entries or counted < words:
         entries.append(Delivery(chance).sentence(chance))
         counted += len(entries[-1].split())
