@@ -53,7 +53,8 @@ class Engines:
         if host in self.down or host not in self.caps:
             raise httpx.ConnectError("connection refused", request=request)
         if request.url.path == "/metrics":
-            text = exposition(self.running, self.preemptions, self.finished)
+            answered = sum(each == host for each, _ in self.asked)
+            text = exposition(self.running, self.preemptions, self.finished + answered)
             return httpx.Response(200, text=text)
         if request.url.path == "/tokenize":
             body = json.loads(request.content)

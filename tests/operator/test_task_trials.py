@@ -281,6 +281,17 @@ async def test_without_answers_the_trial_holds(world: World) -> None:
     assert status["verdict"] == "RolledBack"
 
 
+async def test_tasks_are_no_users_requests(world: World) -> None:
+    serving = await ready(world, policy("StructuredOutput"))
+    world.put(**serving, **KEEPS_LITTLE)
+    await reach(world, "Running", turns=TURNS)
+    before = len(world.engines.asked)
+    await serve(world, 3, finishes=0, turns=TURNS)
+    assert len(world.engines.asked) - before > 60
+    assert "step needs 0 of 4 requests" in only_trial(world)["message"]
+    assert (await until_finished(world))["verdict"] == "Promoted"
+
+
 @pytest.mark.parametrize(("running", "rests"), [(4, True), (1, False)])
 async def test_tasks_leave_engines_with_users_alone_most_of_the_time(
     world: World, running: int, rests: bool

@@ -31,6 +31,7 @@ from kvserving_operator.trials.seen import Seen
 from kvserving_operator.trials.select import Wanted, is_open, trial_spec
 from kvserving_operator.trials.turn import Outcome, look
 from kvserving_operator.tuning import Turn
+from kvserving_tuner.runtime_client import RuntimeState
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class TrialRunner:
             steady=steady,
             probe_set=await self._probe_set(serving, trials, wanted, found),
             model=serving.spec.model.name or ref.name,
-            max_tokens=serving.spec.engine.max_model_len or DEFAULT_CONTEXT,
+            max_tokens=serving.spec.engine.max_model_len or _context(turn.readback.runtime),
             now=now,
         )
         outcome = look(trials, wanted, tuple(found.values()), seen)
@@ -202,6 +203,12 @@ class TrialRunner:
             },
             subresource="status",
         )
+
+
+def _context(runtime: Mapping[str, RuntimeState]) -> int:
+    """Longest context that every engine takes, as they report it."""
+    found = [state.startup.get("max_model_len") for state in runtime.values()]
+    return min((each for each in found if isinstance(each, int)), default=DEFAULT_CONTEXT)
 
 
 def _switches(outcome: Outcome) -> bool:

@@ -108,6 +108,9 @@ def heard(record: Record, tasks: TaskSet, facts: Facts, seen: Seen) -> tuple[Rec
     facts = replace(facts, blocked=facts.blocked or tasks.problem)
     left_out = {**tasks.left_out, **record.progress.left_out}
     progress = record.progress.model_copy(update={"left_out": left_out})
+    # Tasks are requests to the engine, and no user's.
+    of_tasks = sum(answer.grade is not None for answer in seen.answers)
+    facts = replace(facts, finished=max(0.0, facts.finished - of_tasks))
     for answer in seen.answers:
         ask = answer.ask
         is_ours = ask.trial == record.name and ask.cell in tasks.cells
