@@ -1,5 +1,6 @@
 """One look at a KVServing: observe, step, apply, tune, report; the shell around the pure parts."""
 
+import asyncio
 import logging
 import secrets
 import time
@@ -35,6 +36,7 @@ from kvserving_operator.settings import Settings
 from kvserving_operator.situation import Situation
 from kvserving_operator.status import build_status, invalid_status, parse_status
 from kvserving_operator.switching import Switcher
+from kvserving_operator.trials.asking import Asking, Sleep
 from kvserving_operator.trials.probing import Probing
 from kvserving_operator.trials.report import events
 from kvserving_operator.trials.runner import TrialRunner, read_policy
@@ -64,7 +66,9 @@ class Controller:
         monotonic: Callable[[], float] = time.monotonic,
         new_token: Callable[[], str] = lambda: secrets.token_urlsafe(32),
         judge: Judge = decide,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
+        self._sleep = sleep
         self._judge = judge
         self._cluster = FencedCluster(cluster, may_act)
         self._settings = settings
@@ -249,7 +253,9 @@ class Controller:
             tuner = ServingTuner(
                 self._http, client, self._may_act, self._settings.tick_seconds, self._judge
             )
-            trials = TrialRunner(self._cluster, Probing(ProbeClient(self._http)))
+            probes = ProbeClient(self._http)
+            asking = Asking(probes, self._sleep, self._monotonic)
+            trials = TrialRunner(self._cluster, Probing(probes), asking)
             session = Session(uid, tuner, Switcher(client, self._may_act), trials)
             self._sessions[(namespace, name)] = session
             self._metrics.servings.set(len(self._sessions))

@@ -26,7 +26,7 @@ def policy(**quality: int) -> dict[str, Any]:
         "metadata": {"name": "quick"},
         "spec": {
             "ab": {"steps": [50], "minRequests": 10, "minDurationSeconds": 20},
-            "quality": {"minSamples": 8, **quality},
+            "quality": {"minSamples": 8, "probes": ["Likelihood"], **quality},
         },
     }
 

@@ -1,83 +1,25 @@
 """Edits of `spec.kvCache` under a policy, and KVTrials that people make, from begin to end."""
 
-import asyncio
 from typing import Any
 
 import httpx
 import pytest
 
-from kvserving_operator.kinds import Kind
 from kvserving_tuner.trials.plan import Gain
-from operatorkit.specs import NAME, NAMESPACE, engine_spec
+from operatorkit.specs import engine_spec
+from operatorkit.trials import (
+    GUARDED,
+    POLICY,
+    only_trial,
+    put_policy,
+    put_probes,
+    put_trial,
+    reach,
+    ready,
+    serve,
+    trials,
+)
 from operatorkit.world import World
-
-POLICY: dict[str, Any] = {
-    "ab": {"steps": [50, 100], "minRequests": 4, "minDurationSeconds": 20},
-    "guards": {},
-    "quality": {"minSamples": 5},
-}
-GUARDED = {"rollbackPolicyRef": {"name": "policy"}}
-
-
-def put_policy(world: World, **changes: Any) -> None:
-    spec = {**POLICY, **changes}
-    world.cluster.objects[(Kind.KVRollbackPolicy, NAMESPACE, "policy")] = {
-        "apiVersion": "kvserving.dev/v1alpha1",
-        "kind": "KVRollbackPolicy",
-        "metadata": {"name": "policy", "namespace": NAMESPACE, "uid": "policy-uid"},
-        "spec": spec,
-    }
-
-
-def put_trial(world: World, name: str = "by-hand", dtype: str = "int8", **spec: Any) -> None:
-    key = (Kind.KVTrial, NAMESPACE, name)
-    old = world.cluster.objects.get(key, {})
-    world.cluster.objects[key] = {
-        "apiVersion": "kvserving.dev/v1alpha1",
-        "kind": "KVTrial",
-        "metadata": {"name": name, "namespace": NAMESPACE, "uid": name, "generation": 1},
-        "spec": {
-            "servingRef": {"name": NAME},
-            "change": {"kvCacheDtype": dtype},
-            "policy": POLICY,
-            **spec,
-        },
-        "status": old.get("status", {}),
-    }
-
-
-def trials(world: World) -> dict[str, dict[str, Any]]:
-    return world.cluster.of(Kind.KVTrial)
-
-
-def only_trial(world: World) -> dict[str, Any]:
-    (found,) = trials(world).values()
-    status: dict[str, Any] = found["status"]
-    return status
-
-
-async def serve(world: World, looks: int, finishes: int = 2) -> None:
-    """Looks with users' requests, and time for probes in between."""
-    for _ in range(looks):
-        world.engines.finished += finishes
-        await world.tick()
-        for _ in range(8):
-            await asyncio.sleep(0)
-
-
-async def reach(world: World, state: str, looks: int = 40) -> None:
-    """Look until the only trial is in a state."""
-    for _ in range(looks):
-        await serve(world, 1)
-        if trials(world) and only_trial(world).get("state") == state:
-            return
-    raise AssertionError(f"not {state}: {trials(world)}")
-
-
-async def ready(world: World, replicas: int = 2, **spec: Any) -> None:
-    put_policy(world)
-    world.put(replicas=replicas, **GUARDED, **spec)
-    await world.settle()
 
 
 def dtypes(world: World) -> list[str]:
@@ -319,15 +261,6 @@ async def test_no_evidence_holds_and_the_policy_says_for_how_long(world: World) 
 
 
 PROMPTS = "\n".join(f'{{"prompt": "text {number}"}}' for number in range(100))
-
-
-def put_probes(world: World, text: str) -> None:
-    world.cluster.objects[(Kind.ConfigMap, NAMESPACE, "probes")] = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": "probes", "namespace": NAMESPACE, "uid": "probes-uid"},
-        "data": {"prompts.jsonl": text},
-    }
 
 
 async def test_a_users_own_prompts_are_scored_and_faulty_ones_hold_the_trial(world: World) -> None:

@@ -1,7 +1,7 @@
 """Which trial runs, and what engines run with while none does; pure."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from kvserving_operator.api.v1alpha1 import (
     ChangeSpec,
@@ -15,17 +15,19 @@ from kvserving_operator.api.v1alpha1 import (
     TrialState,
 )
 from kvserving_operator.hashing import content_hash
-from kvserving_operator.live import KVSettings
+from kvserving_operator.live import NO_EVICTION, KVSettings
 from kvserving_operator.trials.policy import (
     candidate_of,
     fallback_of,
     gain_of,
+    is_safe,
     needs_trial,
     plan_of,
     untried,
 )
 from kvserving_operator.trials.record import Record, Rejected, Settled, Trials, remembered
 from kvserving_operator.trials.watch import Watch
+from kvserving_tuner.probes.names import Probe
 from kvserving_tuner.settings import Slo
 from kvserving_tuner.trials.plan import Gain
 from kvserving_tuner.trials.progress import Verdict
@@ -54,6 +56,8 @@ class Wanted:
     """None where the spec names none, or one that does not exist."""
     slo: Slo
     """Targets within which a request counts towards goodput."""
+    floors: Mapping[Probe, float] = field(default_factory=dict)
+    """Least mean grades of task probes, in percent."""
 
 
 def settle(trials: Trials, wanted: Wanted, now: float) -> Trials:
@@ -167,11 +171,22 @@ def why_not(record: Record, trial: KVTrial | None, rejected: Sequence[Rejected])
     if trial is not None:
         field = untried(trial.spec.change)
         if field:
-            return f"spec.change.{field}: expected kvCacheDtype alone, as trials judge no other yet"
+            return (
+                f"spec.change.{field}: expected kvCacheDtype or eviction, as trials judge no "
+                "other yet"
+            )
     if record.candidate == record.stable:
         return f"{record.candidate} is in force already"
-    if record.candidate.eviction != record.stable.eviction:
-        return "eviction: expected no change of it, as probes do not measure eviction yet"
+    evicts = record.candidate.eviction not in (record.stable.eviction, NO_EVICTION)
+    if evicts and not is_safe(record.stable):
+        return (
+            "eviction: expected 16 bits without eviction in force, as answers are compared with "
+            f"those, got {record.stable}"
+        )
+    if evicts and not record.plan.tasks:
+        return "eviction: expected a task probe in the policy's quality.probes, got none"
+    if not record.plan.likelihood and not record.plan.tasks:
+        return "no probe of the policy's quality.probes tells what the change costs"
     known = rejection(rejected, record.candidate)
     if known is not None and known.trial != record.name:
         return f"rejected by trial {known.trial}: {known.message}"
@@ -206,7 +221,7 @@ def _record(
         stable=stable,
         candidate=candidate,
         fallback=fallback_of(policy),
-        plan=plan_of(policy, gain, wanted.slo),
+        plan=plan_of(policy, candidate, wanted.floors, gain, wanted.slo),
         reject_for_seconds=policy.memory.reject_for_seconds,
     )
 
@@ -238,7 +253,10 @@ def after(trials: Trials, record: Record, now: float) -> Trials:
             record.reject_for_seconds,
         )
     watch = trials.watch
-    if promoted:
+    if promoted and not record.plan.likelihood:
+        # What is watched are likelihoods, and eviction plays no part in them.
+        watch = None
+    elif promoted:
         watch = Watch(
             trial=record.name,
             settings=record.candidate,

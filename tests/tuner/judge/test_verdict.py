@@ -17,9 +17,11 @@ from kvserving_tuner.judge import (
     Rules,
     Split,
     Trial,
+    floor,
     goodput_gain,
     goodput_loss,
     judge,
+    least_to_show,
     likelihood,
     loads_are_comparable,
     relative_rise,
@@ -152,3 +154,26 @@ def test_loads_within_a_tenth_are_comparable() -> None:
 def test_rules_are_checked(change: dict[str, Any], message: str) -> None:
     with pytest.raises(JudgeError, match=message):
         replace(Rules(), **change)
+
+
+def test_a_floor_is_an_absolute_limit_in_both_directions() -> None:
+    below = seen(floor("floor", 80), [0.6] * 60)
+    verdict = judge(Trial({"floor": below}, {}), Rules())
+    assert (verdict.outcome, verdict.cause) == (Outcome.ROLL_BACK, Cause.QUALITY_DROP)
+    assert "floor: 60.00 % missed" in verdict.message
+    assert "at most 20.00 % accepted" in verdict.message
+    above = seen(floor("floor", 80), [0.05] * 60)
+    assert judge(Trial({"floor": above}, {}), Rules()).outcome is Outcome.PROMOTE
+    near = seen(floor("floor", 80), [0.0, 1.0, 0.0, 0.0, 0.0] * 12)
+    assert judge(Trial({"floor": near}, {}), Rules()).outcome is Outcome.CONTINUE
+
+
+@pytest.mark.parametrize("percent", [0, 100, -1])
+def test_a_floor_lies_between_nothing_and_everything(percent: float) -> None:
+    with pytest.raises(JudgeError, match="least_percent: expected more than 0 and below 100"):
+        floor("floor", percent)
+
+
+def test_nothing_shows_a_mean_of_0_to_be_below_a_bound_of_0() -> None:
+    with pytest.raises(JudgeError, match="needle: expected a bound above 0, got 0"):
+        least_to_show(task("needle", 0), 0.05)

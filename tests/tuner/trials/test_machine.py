@@ -402,6 +402,95 @@ def test_engines_without_the_change_stay_until_the_gain_has_shown() -> None:
     assert fleet.pods_on_trial() == PODS
 
 
+TASK = "ServedNeedleShort"
+TASKS = PLAN.model_copy(update={"likelihood": False, "screened": False, "max_drop_percent": 10})
+
+
+def asked(fleet: Fleet, falls: Sequence[float]) -> None:
+    """Give the trial pairs of a task."""
+    fleet.progress = fleet.progress.compared(fleet.plan.task(TASK), falls)
+
+
+def test_tasks_are_answered_in_16_bits_before_any_pod_has_the_change() -> None:
+    fleet = Fleet(TASKS)
+    waits: dict[str, Any] = {"tasks": (TASK,), "tasks_left": True, "recorded": False}
+    for _ in range(3):
+        assert fleet.look(**waits).state in (State.PENDING, State.SCREENING)
+    assert "16 bits" in fleet.progress.note
+    assert fleet.look(**{**waits, "recorded": True}).state is State.RUNNING
+    assert fleet.pods_on_trial() == ("a",)
+
+
+def test_without_any_probe_that_counts_no_pod_gets_the_change() -> None:
+    fleet = Fleet(TASKS)
+    fleet.look(tasks=())
+    progress = fleet.look(tasks=())
+    assert progress.conclusion is not None
+    assert progress.conclusion.verdict is Verdict.INCONCLUSIVE
+    assert State.RUNNING not in fleet.seen
+
+
+def test_tasks_alone_decide_where_likelihoods_say_nothing() -> None:
+    seen: dict[str, Any] = {"tasks": (TASK,), "tasks_left": True, "recorded": True}
+    fleet = Fleet(TASKS)
+    asked(fleet, [])
+    for _ in range(80):
+        fleet.look(**seen)
+    assert fleet.progress.state is State.RUNNING
+    assert next_prompts(TASKS, fleet.progress, facts(changed=frozenset("ab"))) is None
+    before = fleet.progress
+    asked(fleet, [0.0] * 60)
+    assert fleet.look(**seen).state is State.PROMOTING
+    fleet.progress = before
+    asked(fleet, [1.0] * 60)
+    assert fleet.look(**seen).state is State.ROLLING_BACK
+    assert fleet.progress.conclusion is not None
+    assert fleet.progress.conclusion.to_fallback
+    fleet.progress = before
+    asked(fleet, [0.0] * 20)
+    ended = fleet.look(**{**seen, "tasks_left": False}).conclusion
+    assert ended is not None
+    assert ended.reason is End.SET_EXHAUSTED
+
+
+def test_likelihoods_that_are_good_do_not_go_before_tasks_that_are_open() -> None:
+    plan = PLAN.model_copy(update={"max_drop_percent": 10})
+    seen: dict[str, Any] = {"tasks": (TASK,), "tasks_left": True}
+    fleet = running(plan)
+    asked(fleet, [])
+    fleet.score(SERVED, GOOD * 10)
+    for _ in range(60):
+        fleet.look(**seen)
+    assert fleet.progress.state is State.RUNNING
+    asked(fleet, [0.0] * 60)
+    assert fleet.look(**seen).state is State.PROMOTING
+
+
+def test_tasks_that_are_good_do_not_go_before_likelihoods() -> None:
+    plan = PLAN.model_copy(update={"max_drop_percent": 10})
+    fleet = running(plan)
+    asked(fleet, [0.0] * 60)
+    for _ in range(60):
+        fleet.look(tasks=(TASK,), tasks_left=False)
+    assert fleet.progress.state is State.RUNNING
+    fleet.score(SERVED, GOOD * 10)
+    assert fleet.look(tasks=(TASK,), tasks_left=False).state is State.PROMOTING
+
+
+def test_a_step_that_takes_all_pods_waits_for_tasks() -> None:
+    plan = TASKS.model_copy(update={"steps": (50, 100)})
+    seen: dict[str, Any] = {"tasks": (TASK,), "tasks_left": True, "recorded": True}
+    fleet = Fleet(plan)
+    asked(fleet, [])
+    for _ in range(60):
+        fleet.look(**seen)
+    assert (fleet.progress.step, len(fleet.pods_on_trial())) == (0, 2)
+    assert "waits for what tasks show" in fleet.progress.note
+    asked(fleet, [0.0] * 60)
+    fleet.look(**{**seen, "tasks_left": False})
+    assert fleet.progress.step == 1
+
+
 seconds = st.floats(0, 600)
 looks = st.builds(
     lambda passed, ready, has, **more: (passed, ready, has, more),

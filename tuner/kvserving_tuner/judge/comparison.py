@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from kvserving_tuner.errors import JudgeError
 from kvserving_tuner.judge.betting import Evidence, MeanTest
-from kvserving_tuner.judge.criteria import GAIN, Criterion, drop_percent
+from kvserving_tuner.judge.criteria import GAIN, MISSED, Criterion, drop_percent
 from kvserving_tuner.judge.interval import NOTHING, Interval, MeanInterval, Sums
 
 INTERVAL_ALPHA = 0.05
@@ -100,7 +101,22 @@ class Finding:
         bound = f"{self.bound_percent:.2f} %"
         if self.unit == GAIN:
             return f"{self.name}: {self.percent:+.2f} % {seen}, more than {bound} has to be shown"
-        return f"{self.name}: {self.percent:.2f} % worse {seen}, at most {bound} accepted"
+        said = "missed" if self.unit == MISSED else "worse"
+        return f"{self.name}: {self.percent:.2f} % {said} {seen}, at most {bound} accepted"
+
+
+def least_to_show(criterion: Criterion, alpha: float) -> int:
+    """Numbers that show a mean to be below its bound where each of them is 0, at this error rate.
+
+    JudgeError where no number can do so: the bound is 0 or less.
+    """
+    if criterion.bound <= 0:
+        raise JudgeError(f"{criterion.name}: expected a bound above 0, got {criterion.bound}")
+    test = _safety(criterion)
+    evidence = test.start()
+    while not evidence.rejects(alpha):
+        evidence = test.add(evidence, (0.0,))
+    return evidence.count
 
 
 def _harm(criterion: Criterion) -> MeanTest:

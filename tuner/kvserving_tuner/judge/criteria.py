@@ -19,6 +19,9 @@ MOST_FALL: Final = 0.5
 """Largest relative improvement of a block that counts as itself: the stable arm is three times as
 large."""
 
+MISSED: Final = "share missed"
+"""Unit of criteria that have an absolute limit and no other arm."""
+
 LOAD_TOLERANCE: Final = 0.1
 """Arms whose replicas have loads within this share of each other are compared."""
 
@@ -73,6 +76,13 @@ def task(name: str, max_drop_percent: float) -> Criterion:
     # Scores of equal arms that often differ have no large effect to show, so one gambler has most.
     safety = Stakes(_within(bound), SCORES_SQUARE, steady=0.8)
     return Criterion(name, "score", bound, -1.0, 1.0, harm, safety)
+
+
+def floor(name: str, least_percent: float) -> Criterion:
+    """What a grade between 0 and 1 lacks of 1, against a least mean grade in percent."""
+    if not 0 < least_percent < 100:
+        raise JudgeError(f"least_percent: expected more than 0 and below 100, got {least_percent}")
+    return Criterion(name, MISSED, 1 - least_percent / 100, 0.0, 1.0)
 
 
 def relative_rise(name: str, max_increase_percent: float) -> Criterion:

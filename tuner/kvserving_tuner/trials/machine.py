@@ -24,6 +24,7 @@ from kvserving_tuner.trials.progress import (
     State,
     Verdict,
 )
+from kvserving_tuner.trials.tasks import is_shown
 
 PAUSED_NOTE = "paused"
 PROMPTS_AT_ONCE = 16
@@ -69,6 +70,12 @@ class Facts:
     wish: Wish = Wish.RUN
     prompts: int = 0
     """Prompts of the probe set."""
+    recorded: bool = True
+    """Whether all answers are there that have to be given before any pod has the change."""
+    tasks: tuple[str, ...] = ()
+    """Criteria that task probes are to decide."""
+    tasks_left: bool = False
+    """Whether there is a task to ask that would tell more."""
 
 
 def advance(plan: Plan, progress: Progress, facts: Facts) -> Progress:
@@ -127,7 +134,8 @@ def _start(plan: Plan, progress: Progress, facts: Facts) -> Progress:
         return progress.ends(
             Conclusion(verdict=Verdict.FAILED, reason=End.SINGLE_REPLICA, message=message)
         )
-    if plan.screened:
+    probed = plan.likelihood or facts.tasks
+    if plan.screened or not facts.recorded or not probed:
         return progress.becomes(State.SCREENING)
     return _enter(plan, progress, facts, 0)
 
@@ -137,11 +145,19 @@ def _screen(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Prog
     judgement = judge(Trial(evidence, {}), plan.rules)
     if judgement.outcome is Outcome.ROLL_BACK:
         return progress.ends(_rolled_back(judgement, served=False))
-    if evidence and all(
-        found.count >= plan.min_samples and found.mean <= found.criterion.bound
-        for found in evidence.values()
-    ):
+    screened = not plan.screened or (
+        bool(evidence)
+        and all(
+            found.count >= plan.min_samples and found.mean <= found.criterion.bound
+            for found in evidence.values()
+        )
+    )
+    if screened and facts.recorded:
+        if not plan.likelihood and not facts.tasks:
+            return progress.ends(_nothing_counts(progress))
         return _enter(plan, progress, facts, 0)
+    if screened:
+        return _waiting(plan, progress, facts, passed, "tasks are answered in 16 bits")
     if progress.screened >= facts.prompts and not facts.blocked:
         return progress.ends(_exhausted(plan, judgement))
     return _waiting(plan, progress, facts, passed, "probes score the change")
@@ -177,9 +193,14 @@ def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progres
         seconds = f"{progress.step_seconds:.0f} of {plan.min_seconds:.0f} s"
         return _waiting(plan, progress, facts, passed, f"step needs {requests}, {seconds}")
     step = plan.next_step(progress.step, len(facts.ready))
-    # A gain shows beside engines without the change, and a step may leave none.
+    takes_all = step is not None and plan.pods(step, len(facts.ready)) == len(facts.ready)
+    if takes_all and facts.tasks_left and not is_shown(plan, progress, facts.tasks):
+        # It leaves no engine in 16 bits to compare answers with.
+        note = "the next step takes every engine, and waits for what tasks show"
+        return _waiting(plan, progress, facts, passed, note)
+    # A gain too shows beside engines without the change.
     waits = gain is not None and not gain.is_safe(plan.rules.false_promotion)
-    if step is not None and not (waits and plan.pods(step, len(facts.ready)) == len(facts.ready)):
+    if step is not None and not (waits and takes_all):
         return _enter(plan, progress, facts, step)
     return _decide(plan, progress, facts, passed, judgement)
 
@@ -188,7 +209,8 @@ def _decide(
     plan: Plan, progress: Progress, facts: Facts, passed: float, judgement: Judgement
 ) -> Progress:
     """At the end of the last step."""
-    if judgement.outcome is Outcome.PROMOTE:
+    likelihood = progress.likelihood(SERVED)
+    if judgement.outcome is Outcome.PROMOTE and (likelihood or not plan.likelihood):
         if plan.manual and facts.wish is not Wish.PROMOTE:
             note = f"passed, waits for approval: {judgement.message}"
             progress = progress.becomes(State.APPROVAL, alternation=None)
@@ -210,7 +232,13 @@ def _decide(
         return progress.ends(
             Conclusion(verdict=Verdict.INCONCLUSIVE, reason=Cause.NO_GAIN, message=message)
         )
-    if progress.served >= facts.prompts:
+    prompts_decide = plan.likelihood and (
+        not likelihood or not is_shown(plan, progress, likelihood)
+    )
+    tasks_decide = not is_shown(plan, progress, facts.tasks)
+    if (prompts_decide and progress.served >= facts.prompts) or (
+        tasks_decide and not facts.tasks_left
+    ):
         return progress.ends(_exhausted(plan, judgement))
     return _waiting(plan, progress, facts, passed, judgement.message)
 
@@ -296,15 +324,23 @@ def _exhausted(plan: Plan, judgement: Judgement) -> Conclusion:
     return Conclusion(verdict=Verdict.INCONCLUSIVE, reason=End.SET_EXHAUSTED, message=message)
 
 
+def _nothing_counts(progress: Progress) -> Conclusion:
+    reasons = "; ".join(f"{name}: {each.message}" for name, each in progress.left_out.items())
+    message = f"no probe can tell what the change costs, so no engine gets it: {reasons}"
+    return Conclusion(verdict=Verdict.INCONCLUSIVE, reason=Cause.QUALITY_NOT_SHOWN, message=message)
+
+
 def next_prompts(plan: Plan, progress: Progress, facts: Facts) -> tuple[str, range] | None:
     """What to score now: the kind of evidence and numbers of prompts; None for nothing."""
     if facts.wish is Wish.PAUSE or not facts.ready:
         return None
+    if not plan.likelihood:
+        return None
     if progress.state is State.SCREENING:
-        return _few(SCREENED, progress.screened, facts)
+        return _few(SCREENED, progress.screened, facts) if plan.screened else None
     serving = progress.candidates and facts.changed >= set(progress.candidates)
     if progress.state is State.RUNNING and serving:
-        served = progress.quality(SERVED).values()
+        served = progress.likelihood(SERVED).values()
         enough = served and all(found.is_safe(plan.rules.false_promotion) for found in served)
         return None if enough else _few(SERVED, progress.served, facts)
     return None

@@ -2,6 +2,7 @@
 
 import math
 from enum import StrEnum
+from functools import cached_property
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict
@@ -9,12 +10,16 @@ from pydantic import BaseModel, ConfigDict
 from kvserving_tuner.judge import (
     Criterion,
     Rules,
+    floor,
     goodput_gain,
     goodput_loss,
+    least_to_show,
     likelihood,
     relative_rise,
     share_rise,
+    task,
 )
+from kvserving_tuner.probes.names import Probe
 from kvserving_tuner.settings import Slo
 
 
@@ -75,8 +80,14 @@ class Plan(Frozen):
     """Whether a person has to approve of a change that passed."""
     single_replica: bool = True
     """Whether a service with one pod may switch it in place."""
+    likelihood: bool = True
+    """Whether likelihoods tell what the change costs, in which eviction plays no part."""
     screened: bool = True
-    """Whether probes can score the change before any pod has it."""
+    """Whether they are scored before any pod has the change too, and not only afterwards."""
+    tasks: tuple[Probe, ...] = ()
+    """Task probes that are asked of pods with the change."""
+    floors: dict[Probe, float] = {}
+    """Least mean grade of a task probe, in percent."""
     max_drop_percent: float = 2
     false_rollback: float = 0.01
     min_samples: int = 30
@@ -133,6 +144,22 @@ class Plan(Frozen):
             return self.goodput()
         guard = Guard(name)
         return self.guard(guard) if guard in self.guards else None
+
+    def task(self, name: str) -> Criterion:
+        """Criterion of a task probe."""
+        return task(name, self.max_drop_percent)
+
+    def floor(self, name: str, probe: Probe) -> Criterion:
+        """Criterion of a floor that is set; KeyError for one that is not."""
+        return floor(name, self.floors[probe])
+
+    @cached_property
+    def least_pairs(self) -> int:
+        """Pairs of a task probe that show a change to be within the bound where none gets worse."""
+        if self.max_drop_percent <= 0:
+            # Nothing but a gain is accepted, and how many pairs show one is up to its size.
+            return self.max_samples
+        return least_to_show(self.task(""), self.rules.false_promotion)
 
     def guard(self, guard: Guard) -> Criterion:
         """Criterion of a guard that is on; KeyError for one that is off."""

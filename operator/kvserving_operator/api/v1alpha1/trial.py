@@ -153,7 +153,7 @@ class TrialEvidence(StatusModel):
     name: CamelCaseText
     """What was judged."""
     outcome: CamelCaseText
-    """Passed, Failed or Inconclusive."""
+    """Passed, Failed, Inconclusive, or LeftOut where it says nothing in this trial."""
     value: DecimalText | None = None
     """Measured value, in the unit that the name states."""
     threshold: DecimalText | None = None
