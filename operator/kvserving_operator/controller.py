@@ -37,6 +37,7 @@ from kvserving_operator.situation import Situation
 from kvserving_operator.status import build_status, invalid_status, parse_status
 from kvserving_operator.switching import Switcher
 from kvserving_operator.trials.asking import Asking, Sleep
+from kvserving_operator.trials.audit import trial_line
 from kvserving_operator.trials.probing import Probing
 from kvserving_operator.trials.report import events
 from kvserving_operator.trials.runner import TrialRunner, read_policy
@@ -146,6 +147,9 @@ class Controller:
         announced = switch_events(facts.switched)
         if facts.trial is not None:
             announced += events(facts.trial)
+            line = trial_line(facts.trial, f"{facts.ref.namespace}/{facts.ref.name}", facts.now)
+            if line:
+                audit.info(line)
         for announcement in (
             *announced,
             *trouble(before, status, (*facts.step.actions, *announced)),
@@ -254,8 +258,8 @@ class Controller:
                 self._http, client, self._may_act, self._settings.tick_seconds, self._judge
             )
             probes = ProbeClient(self._http)
-            asking = Asking(probes, self._sleep, self._monotonic)
-            trials = TrialRunner(self._cluster, Probing(probes), asking)
+            asking = Asking(probes, self._sleep, self._monotonic, self._clock)
+            trials = TrialRunner(self._cluster, Probing(probes, self._clock), asking)
             session = Session(uid, tuner, Switcher(client, self._may_act), trials)
             self._sessions[(namespace, name)] = session
             self._metrics.servings.set(len(self._sessions))

@@ -40,8 +40,8 @@ def record(**progress: Any) -> Record:
 
 def seen(found: Observation | None, now: float = NOW) -> Seen:
     return Seen(
-        pods=(), runtime={}, targets={}, refusals=(), observation=found, pairs=(), steady=True,
-        probe_set=ProbeSet(), model="m", max_tokens=2048, now=now,
+        pods=(), runtime={}, targets={}, refusals=(), observation=found, pairs=(), answers=(),
+        steady=True, probe_set=ProbeSet(), model="m", max_tokens=2048, now=now,
     )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Edits of `spec.kvCache` under a policy, and KVTrials that people make, from begin to end."""
 
+import json
 from typing import Any
 
 import httpx
@@ -80,7 +81,9 @@ async def test_without_screening_the_gate_in_service_catches_a_bad_format(world:
     await serve(world, 40)
     status = only_trial(world)
     assert ("RolledBack", "QualityDrop") == (status["verdict"], status["reason"])
-    assert {"ServedLikelihoodShort"} == {each["name"] for each in status["evidence"]}
+    evidence = {each["name"]: each for each in status["evidence"]}
+    assert "Failed" == evidence["ServedLikelihoodShort"]["outcome"]
+    assert not any(name.startswith("Screened") for name in evidence)
     assert "int2" in [body.get("kv_cache_dtype") for _, body in world.engines.patches]
     assert ["bfloat16", "bfloat16"] == dtypes(world)
     assert "True" == world.condition("RolledBack")["status"]
@@ -352,4 +355,25 @@ async def test_what_nobody_asked_for_has_to_gain_something(
     (found,) = [each for each in status["evidence"] if each["name"] == "GoodputGain"]
     assert (threshold, "Inconclusive") == (found["threshold"], found["outcome"])
     assert found["samples"] > 0
-    assert float(found["lower"]) <= float(found["value"]) <= float(found["upper"])
+    assert float(found["lower"]) <= float(found["value"]) <= float(found.get("upper", "inf"))
+
+
+async def test_each_step_of_a_trial_is_a_line_of_the_audit_log(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="kvserving.audit")
+    await ready(world)
+    put_policy(world, quality={"minSamples": 5, "screening": "Disabled"})
+    world.put(replicas=2, **GUARDED, kvCache={"dtype": "int2"})
+    await serve(world, 40)
+    lines = [json.loads(each.message) for each in caplog.records if '"trial"' in each.message]
+    assert only_trial(world)["verdict"] == "RolledBack"
+    states = [line["state"] for line in lines]
+    assert states[-3:] == ["Running", "RollingBack", "Finished"]
+    verdict = lines[-2]
+    assert ("RolledBack", "QualityDrop") == (verdict["verdict"], verdict["reason"])
+    (served,) = [e for e in verdict["evidence"] if e["name"] == "ServedLikelihoodShort"]
+    assert "Failed" == served["outcome"]
+    assert verdict["remains"].startswith("auto")
+    # The newest number that the verdict rests on is not younger than the verdict.
+    assert lines[-3]["time"] <= verdict["evidence_at"] <= verdict["time"]

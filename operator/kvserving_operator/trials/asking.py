@@ -8,7 +8,7 @@ of one engine is thus a fifth of one of the sequences that it runs at once.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvserving_operator.trials.background import Background
 from kvserving_tuner.errors import Rejected, RuntimeAPIError
@@ -55,6 +55,8 @@ class Answer:
     baseline: float | None = None
     error: str = ""
     too_short: bool = False
+    at: float = 0.0
+    """When it was known, in seconds since the epoch."""
 
 
 class Asking(Background[Answer]):
@@ -65,8 +67,10 @@ class Asking(Background[Answer]):
         client: ProbeClient,
         sleep: Sleep = asyncio.sleep,
         monotonic: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
+        self._clock = clock
         self._client = client
         self._sleep = sleep
         self._monotonic = monotonic
@@ -79,7 +83,7 @@ class Asking(Background[Answer]):
         for ask in asks:
             began = self._monotonic()
             answer = await self._answer(ask)
-            yield answer
+            yield replace(answer, at=self._clock())
             if answer.error:
                 break
             if ask.busy:

@@ -1,8 +1,9 @@
 """Scores prompts in the background: a probe beside users' requests takes seconds to minutes."""
 
 import math
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 from kvserving_operator.trials.background import Background
@@ -46,14 +47,17 @@ class Pair:
     """Nats per token by which the format is worse; NaN where it gave no numbers."""
     error: str = ""
     too_short: bool = False
+    at: float = 0.0
+    """When it was known, in seconds since the epoch."""
 
 
 class Probing(Background[Pair]):
     """A few pairs one after another."""
 
-    def __init__(self, client: ProbeClient) -> None:
+    def __init__(self, client: ProbeClient, clock: Callable[[], float] = time.time) -> None:
         super().__init__()
         self._client = client
+        self._clock = clock
 
     def ask(self, requests: Sequence[Request], prompts: Sequence[Prompt]) -> None:
         """Begin with these pairs, unless others are under way."""
@@ -64,7 +68,7 @@ class Probing(Background[Pair]):
     ) -> AsyncIterator[Pair]:
         for request in requests:
             pair = await self._score(request, prompts[request.number])
-            yield pair
+            yield replace(pair, at=self._clock())
             if pair.error:
                 break
 

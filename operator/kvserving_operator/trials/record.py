@@ -38,6 +38,8 @@ class Record(_Frozen):
     """Container of each pod that took the change: another one means that the engine ended."""
     finished: Mapping[str, float] = Field(default_factory=dict)
     """Requests that each of these had finished when they were last counted."""
+    evidence_at: float = 0.0
+    """When the newest answer of a probe that counts was known, in seconds since the epoch."""
     block_from: float = 0.0
     """Start of the block of time that is being measured, in seconds since the epoch."""
 
@@ -112,7 +114,7 @@ class Trials(_Frozen):
 
     def lasting(self) -> Any:
         """What is worth a write when it changes."""
-        running: dict[str, Any] = {"progress": PASSING, "finished": True}
+        running: dict[str, Any] = {"progress": PASSING, "finished": True, "evidence_at": True}
         if self.running is None or self.running.progress.alternation is None:
             # Engines side by side may be compared from any moment on; one that takes turns with
             # itself only from the moment at which its turn began.

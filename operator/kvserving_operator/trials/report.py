@@ -1,5 +1,6 @@
 """What people are told of a trial: the status of its KVTrial, Events, and conditions; pure."""
 
+import math
 from datetime import UTC, datetime
 from typing import Any
 
@@ -88,13 +89,14 @@ def evidence(plan: Plan, comparison: Comparison) -> TrialEvidence:
         outcome = "Passed"
     else:
         outcome = "Inconclusive"
+    high = finding.interval_percent.high
     return TrialEvidence(
         name=finding.name,
         outcome=outcome,
         value=_decimal(finding.percent),
         threshold=_decimal(finding.bound_percent),
         lower=_decimal(finding.interval_percent.low),
-        upper=_decimal(finding.interval_percent.high),
+        upper=_decimal(high) if math.isfinite(high) else None,
         samples=finding.count,
         e_value=_decimal(finding.harm_e_value),
     )

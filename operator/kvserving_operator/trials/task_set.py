@@ -122,6 +122,7 @@ def heard(record: Record, tasks: TaskSet, facts: Facts, seen: Seen) -> tuple[Rec
             progress = paired(
                 record.plan, progress, tasks.cells, ask.number, answer.grade, answer.baseline
             )
+            record = record.model_copy(update={"evidence_at": answer.at})
     progress = expecting(record.plan, progress, tasks.cells)
     record = record.model_copy(update={"progress": progress})
     alone = len(seen.pods) == 1

@@ -146,8 +146,10 @@ def _with_evidence(record: Record, facts: Facts, seen: Seen) -> tuple[Record, Fa
             continue
         if math.isnan(pair.rise):
             facts = replace(facts, hard_stop=HardStop.NOT_A_NUMBER)
+            record = record.model_copy(update={"evidence_at": pair.at})
             break
         progress = scored(record.plan, progress, kind, pair.stratum, [pair.rise])
+        record = record.model_copy(update={"evidence_at": pair.at})
     return with_block(record.model_copy(update={"progress": progress}), facts, seen), facts
 
 

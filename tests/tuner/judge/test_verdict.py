@@ -1,5 +1,6 @@
 """Verdicts: what a policy's bounds mean for what was measured."""
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -177,3 +178,12 @@ def test_a_floor_lies_between_nothing_and_everything(percent: float) -> None:
 def test_nothing_shows_a_mean_of_0_to_be_below_a_bound_of_0() -> None:
     with pytest.raises(JudgeError, match="needle: expected a bound above 0, got 0"):
         least_to_show(task("needle", 0), 0.05)
+
+
+def test_an_interval_of_numbers_beyond_the_range_has_no_upper_end() -> None:
+    criterion = likelihood("Likelihood", 2)
+    within = Comparison.start(criterion).add([0.1] * 40).finding()
+    assert within.interval_percent.low < within.percent < within.interval_percent.high < math.inf
+    beyond = Comparison.start(criterion).add([1.5] * 40).finding()
+    assert beyond.interval_percent.low < beyond.percent < beyond.interval_percent.high == math.inf
+    assert f"interval from {beyond.interval_percent.low:.2f} on" in str(beyond)

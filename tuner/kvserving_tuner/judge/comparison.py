@@ -1,5 +1,6 @@
 """Evidence of one criterion: against the change, for it, and an interval to show."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -70,6 +71,9 @@ class Comparison:
         """What is shown of it."""
         interval = _interval(self.criterion).of(self.sums)
         ends = sorted(drop_percent(self.criterion, end) for end in (interval.low, interval.high))
+        if self.beyond:
+            # The interval counts numbers above the range as its end: it holds from below alone.
+            ends[1] = math.inf
         return Finding(
             name=self.criterion.name,
             percent=drop_percent(self.criterion, self.mean),
@@ -97,7 +101,8 @@ class Finding:
 
     def __str__(self) -> str:
         low, high = self.interval_percent.low, self.interval_percent.high
-        seen = f"(95 % interval {low:.2f} to {high:.2f}, n = {self.count})"
+        ends = f"{low:.2f} to {high:.2f}" if math.isfinite(high) else f"from {low:.2f} on"
+        seen = f"(95 % interval {ends}, n = {self.count})"
         bound = f"{self.bound_percent:.2f} %"
         if self.unit == GAIN:
             return f"{self.name}: {self.percent:+.2f} % {seen}, more than {bound} has to be shown"

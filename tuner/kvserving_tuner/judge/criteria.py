@@ -82,7 +82,10 @@ def floor(name: str, least_percent: float) -> Criterion:
     """What a grade between 0 and 1 lacks of 1, against a least mean grade in percent."""
     if not 0 < least_percent < 100:
         raise JudgeError(f"least_percent: expected more than 0 and below 100, got {least_percent}")
-    return Criterion(name, MISSED, 1 - least_percent / 100, 0.0, 1.0)
+    bound = 1 - least_percent / 100
+    # Either way it is a mean that lies a little beyond the floor that has to be told.
+    stakes = Stakes(SMALL_DROP, SCORES_SQUARE, steady=0.6)
+    return Criterion(name, MISSED, bound, 0.0, 1.0, stakes, stakes)
 
 
 def relative_rise(name: str, max_increase_percent: float) -> Criterion:

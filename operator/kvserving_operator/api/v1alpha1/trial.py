@@ -161,7 +161,7 @@ class TrialEvidence(StatusModel):
     lower: DecimalText | None = None
     """Lower end of the interval that holds the value."""
     upper: DecimalText | None = None
-    """Upper end of the interval that holds the value."""
+    """Upper end of the interval that holds the value; unset where nothing bounds it."""
     samples: Count | None = None
     """Samples behind the value."""
     e_value: DecimalText | None = None
