@@ -51,8 +51,13 @@ class World:
             monotonic=self.clock,
             new_token=lambda: f"token-{len(self.cluster.changes)}",
             judge=self.judge,
+            sleep=self._sleep,
         )
         return self.controller
+
+    async def _sleep(self, seconds: float) -> None:
+        """Let the time of a pause pass at once."""
+        self.clock.advance(seconds)
 
     def _may_act(self) -> None:
         if self.fence is not None:

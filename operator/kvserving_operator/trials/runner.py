@@ -69,6 +69,7 @@ class TrialRunner:
         refusals: tuple[Refusal, ...],
         policy: Policy,
         steady: bool,
+        routed: bool,
         now: float,
         remember: Remember,
     ) -> Outcome:
@@ -83,6 +84,7 @@ class TrialRunner:
             generation=serving.metadata.generation,
             has_policy=policy.named,
             policy=policy.spec,
+            routed=routed,
         )
         seen = Seen(
             pods=pods,

@@ -49,6 +49,8 @@ class Wanted:
     has_policy: bool
     policy: KVRollbackPolicySpec | None
     """None where the spec names none, or one that does not exist."""
+    routed: bool = False
+    """Whether a gateway's route gives a trial's candidates their share."""
 
 
 def settle(trials: Trials, wanted: Wanted, now: float) -> Trials:
@@ -190,6 +192,7 @@ def _record(
     candidate: KVSettings,
     policy: KVRollbackPolicySpec,
 ) -> Record:
+    plan = plan_of(policy)
     return Record(
         name=name,
         requested_by=requested_by,
@@ -198,8 +201,9 @@ def _record(
         stable=stable,
         candidate=candidate,
         fallback=fallback_of(policy),
-        plan=plan_of(policy),
+        plan=plan.with_weights() if wanted.routed else plan,
         reject_for_seconds=policy.memory.reject_for_seconds,
+        split_by=policy.ab.split_by,
     )
 
 
