@@ -36,9 +36,11 @@ class Proxy:
     def weight(self) -> int:
         """Percent for the candidates, with both of a route's backends in their order."""
         stable, candidate = self.route["spec"]["rules"][0]["backendRefs"]
-        assert (f"{NAME}-stable", f"{NAME}-candidate") == (stable["name"], candidate["name"])
-        assert 100 == stable["weight"] + candidate["weight"]
+        if (stable["name"], candidate["name"]) != (f"{NAME}-stable", f"{NAME}-candidate"):
+            self.faults.append(f"{stable['name']} and {candidate['name']} for arms")
         weight: int = candidate["weight"]
+        if stable["weight"] + weight != 100:
+            self.faults.append(f"{stable['weight']} and {weight} are not 100 %")
         return weight
 
     def arm(self, track: str) -> list[str]:

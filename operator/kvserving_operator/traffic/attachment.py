@@ -1,6 +1,6 @@
 """Keeps the HTTPRoute and the session policy as they should be, and says what became of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvserving_operator.api.reasons import Reason
@@ -22,7 +22,7 @@ class Attachment:
 
     reason: Reason
     message: str
-    route: RouteView = RouteView()
+    route: RouteView = field(default_factory=RouteView)
     sessions_kept: bool = False
     sessions: str = ""
     """Why sessions are not kept."""

@@ -64,7 +64,7 @@ def _bounded(percent: int) -> int:
 
 
 def _use(engine: EngineObservation) -> float | None:
-    """Part of an engine that is in use: of its sequences, those that wait included, or of its cache.
+    """Part of an engine that is in use: of its sequences, with those that wait, or of its cache.
 
     The larger of the two, as either can be what it runs out of.
     """

@@ -71,8 +71,7 @@ def _same(found: Mapping[str, Any], parent: Mapping[str, Any], ref: ServingRef) 
 
 
 def policy_problem(stored: Object) -> str:
-    """What a controller says against a session policy; empty where it has taken it up or is silent.
-    """
+    """What a controller says against a session policy; empty for nothing."""
     ancestors: Iterable[Mapping[str, Any]] = (stored.get("status") or {}).get("ancestors") or ()
     for ancestor in ancestors:
         for condition in ancestor.get("conditions") or ():
