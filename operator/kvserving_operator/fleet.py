@@ -51,6 +51,7 @@ class Fleet:
             ref,
             serving,
             current,
+            current.live,
             tuple(pod for pod in pods if not pod.deleting and pod.revision == current.hash),
             turn,
             session.token,

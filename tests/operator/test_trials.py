@@ -130,6 +130,19 @@ async def test_a_bad_format_never_reaches_a_pod(world: World) -> None:
     assert "True" == world.condition("RolledBack")["status"]
 
 
+async def test_without_screening_the_gate_in_service_catches_a_bad_format(world: World) -> None:
+    await ready(world)
+    put_policy(world, quality={"minSamples": 5, "screening": "Disabled"})
+    world.put(replicas=2, **GUARDED, kvCache={"dtype": "int2"})
+    await serve(world, 40)
+    status = only_trial(world)
+    assert ("RolledBack", "QualityDrop") == (status["verdict"], status["reason"])
+    assert {"ServedLikelihoodShort"} == {each["name"] for each in status["evidence"]}
+    assert "int2" in [body.get("kv_cache_dtype") for _, body in world.engines.patches]
+    assert ["bfloat16", "bfloat16"] == dtypes(world)
+    assert "True" == world.condition("RolledBack")["status"]
+
+
 async def test_a_format_that_fails_in_service_sends_all_to_the_fallback(world: World) -> None:
     await ready(world)
     world.put(replicas=2, **GUARDED, kvCache={"dtype": "int8"})

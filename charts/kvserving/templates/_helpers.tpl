@@ -42,7 +42,7 @@ app.kubernetes.io/part-of: kvserving
   resources: [kvtrials]
   verbs: [get, list, watch, create, delete]
 - apiGroups: [kvserving.dev]
-  resources: [kvtrials/status]
+  resources: [kvrollbackpolicies/status, kvtrials/status]
   verbs: [patch]
 - apiGroups: [apps]
   resources: [deployments]

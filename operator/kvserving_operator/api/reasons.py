@@ -144,6 +144,10 @@ class Reason(_Explained):
     NO_GATEWAY = "NoGateway", "The spec names no gateway: connections spread over all pods."
     # Accepted
     ACCEPTED = "Accepted", "The resource is valid."
+    SERVING_NOT_FOUND = (
+        "ServingNotFound",
+        "The KVServing that a trial names does not exist; the trial begins once it does.",
+    )
     # Events
     DECIDED = "Decided", "The tuner took a decision; the message holds the numbers."
     SETTING_CHANGED = "SettingChanged", "A live setting was changed and read back."

@@ -1,7 +1,7 @@
 """From a KVRollbackPolicy to a trial's plan, and from a KVTrial to the settings that it tries."""
 
 from kvserving_operator.api.v1alpha1 import ChangeSpec, KVRollbackPolicySpec
-from kvserving_operator.api.v1alpha1.policy import Approval, SingleReplica
+from kvserving_operator.api.v1alpha1.policy import Approval, Screening, SingleReplica
 from kvserving_operator.live import NO_EVICTION, KVSettings
 from kvserving_tuner.trials.plan import Guard, OnStall, Plan
 
@@ -27,6 +27,7 @@ def plan_of(policy: KVRollbackPolicySpec) -> Plan:
         on_stall=OnStall(policy.ab.on_stall.value),
         manual=policy.ab.approval is Approval.MANUAL,
         single_replica=policy.ab.single_replica is SingleReplica.SWITCH_IN_PLACE,
+        screened=policy.quality.screening is Screening.ENABLED,
         max_drop_percent=policy.quality.max_drop_percent,
         false_rollback=policy.quality.false_rollback_percent / 100,
         min_samples=policy.quality.min_samples,

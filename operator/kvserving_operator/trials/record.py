@@ -113,6 +113,11 @@ class Trials(_Frozen):
 
     def lasting(self) -> Any:
         """What is worth a write when it changes."""
-        exclude: Any = {"running": {"progress": PASSING, "finished": True, "block_from": True}}
+        running: dict[str, Any] = {"progress": PASSING, "finished": True}
+        if self.running is None or self.running.progress.alternation is None:
+            # Engines side by side may be compared from any moment on; one that takes turns with
+            # itself only from the moment at which its turn began.
+            running["block_from"] = True
+        exclude: Any = {"running": running}
         looked_at = 0.0 if self.running is None else self.running.progress.looked_at or 0.0
         return self.model_dump(exclude=exclude), looked_at // SECONDS_UNSTORED

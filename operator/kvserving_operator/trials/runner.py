@@ -17,7 +17,7 @@ from kvserving_operator.api.v1alpha1 import (
 from kvserving_operator.cluster import Cluster
 from kvserving_operator.errors import Conflict
 from kvserving_operator.kinds import Kind, Object
-from kvserving_operator.live import Refusal, asked
+from kvserving_operator.live import KVSettings, Refusal
 from kvserving_operator.observe import PodView
 from kvserving_operator.render.names import ServingRef
 from kvserving_operator.revisions import Revision
@@ -62,6 +62,7 @@ class TrialRunner:
         ref: ServingRef,
         serving: KVServing,
         current: Revision,
+        asked: KVSettings,
         pods: tuple[PodView, ...],
         turn: Turn,
         token: str | None,
@@ -77,7 +78,7 @@ class TrialRunner:
         found = await self._trials(ref)
         wanted = Wanted(
             name=ref.name,
-            asked=current.live or asked(serving.spec),
+            asked=asked,
             eviction=serving.spec.kv_cache.eviction,
             started_with=current.start,
             template=current.hash,

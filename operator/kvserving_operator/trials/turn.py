@@ -13,6 +13,7 @@ from kvserving_operator.live import (
     KVSettings,
     differences,
 )
+from kvserving_operator.trials.measuring import with_block
 from kvserving_operator.trials.probing import LEAST_BLOCKS, Request, builtin_set
 from kvserving_operator.trials.record import Record, Trials
 from kvserving_operator.trials.seen import Seen, facts_of, ready_pods
@@ -28,7 +29,6 @@ from kvserving_operator.trials.select import (
 from kvserving_operator.trials.watch import WATCHED
 from kvserving_tuner.judge import HardStop
 from kvserving_tuner.probes.prompts import Prompt
-from kvserving_tuner.trials.blocks import block_of
 from kvserving_tuner.trials.machine import Facts, advance, next_prompts, scored
 from kvserving_tuner.trials.plan import Plan
 from kvserving_tuner.trials.progress import (
@@ -128,7 +128,7 @@ def _prompts(plan: Plan, seen: Seen) -> tuple[Prompt, ...]:
 
 
 def _with_evidence(record: Record, facts: Facts, seen: Seen) -> tuple[Record, Facts]:
-    """With the pairs and the block that were measured since the last look."""
+    """With the pairs and the block of time that were measured since the last look."""
     progress = record.progress
     for pair in seen.pairs:
         kind = pair.request.kind
@@ -139,19 +139,7 @@ def _with_evidence(record: Record, facts: Facts, seen: Seen) -> tuple[Record, Fa
             facts = replace(facts, hard_stop=HardStop.NOT_A_NUMBER)
             break
         progress = scored(record.plan, progress, kind, pair.stratum, [pair.rise])
-    block_from = record.block_from
-    serving = progress.candidates and facts.changed >= set(progress.candidates)
-    if not (progress.state is State.RUNNING and serving):
-        block_from = seen.now
-    elif seen.observation is not None and not facts.blocked:
-        block = block_of(seen.observation, progress.candidates, block_from)
-        if block is not None:
-            block_from = block.end
-            for guard, value in block.numbers.items():
-                if guard in record.plan.guards:
-                    progress = progress.compared(record.plan.guard(guard), [value])
-    update = {"progress": progress, "block_from": block_from}
-    return record.model_copy(update=update), facts
+    return with_block(record.model_copy(update={"progress": progress}), facts, seen), facts
 
 
 def _next_probes(record: Record, facts: Facts, seen: Seen) -> tuple[Request, ...]:

@@ -17,7 +17,6 @@ def test_arms_that_are_alike_differ_in_nothing() -> None:
     seen = observation(engine(PLAIN, name="a"), engine(PLAIN, name="b"), engine(PLAIN, name="c"))
     block = block_of(seen, {"a"}, NOW - 60)
     assert block is not None
-    assert block.comparable
     assert set(block.numbers) == {Guard.TTFT, Guard.TPOT, Guard.PREEMPTIONS, Guard.THROUGHPUT}
     assert set(block.numbers.values()) == {0.0}
     assert block.end == NOW
@@ -47,7 +46,6 @@ def test_latencies_of_unlike_loads_are_not_compared() -> None:
     busy = replace(PLAIN, finished=window(finished=90).finished, ttft=lengths(900))
     block = block_of(observation(engine(busy, name="a"), engine(PLAIN, name="b")), {"a"}, 0)
     assert block is not None
-    assert not block.comparable
     assert set(block.numbers) == {Guard.THROUGHPUT}
 
 

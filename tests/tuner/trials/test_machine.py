@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvserving_tuner.judge import HardStop
+from kvserving_tuner.trials.alternation import Alternation
+from kvserving_tuner.trials.blocks import Arm
 from kvserving_tuner.trials.machine import (
     MOST_SECONDS,
     Facts,
@@ -64,6 +66,13 @@ class Fleet:
     def pods_on_trial(self) -> tuple[str, ...]:
         """Pods that are to have the change."""
         return self.progress.candidates
+
+    def turn(self, load: float) -> None:
+        """End a block of an engine that takes turns with itself."""
+        alternation = self.progress.alternation
+        assert alternation is not None
+        alternation, _ = alternation.measured(Arm(load=load))
+        self.progress = self.progress.model_copy(update={"alternation": alternation})
 
     def score(self, kind: str, rises: Sequence[float]) -> None:
         """Give the trial evidence on quality."""
@@ -173,6 +182,54 @@ def test_one_engine_is_switched_in_place_in_a_single_step() -> None:
     fleet.score(SERVED, GOOD)
     fleet.until(in_state(State.PROMOTING))
     assert fleet.progress.step == 0
+
+
+GUARDED = PLAN.model_copy(update={"guards": {Guard.TTFT: 10}})
+
+
+def test_one_engine_takes_turns_with_itself_where_guards_want_a_comparison() -> None:
+    fleet = running(GUARDED, pods=("only",))
+    assert fleet.progress.alternation == Alternation()
+    assert fleet.progress.candidates == ("only",)
+    fleet.look(30)
+    seconds = fleet.progress.step_seconds
+    fleet.turn(0.2)
+    # Without the change its clock stands, and nothing is scored.
+    assert fleet.look(30, finished=0).candidates == ()
+    assert fleet.progress.step_seconds == seconds
+    assert next_prompts(GUARDED, fleet.progress, facts(ready=("only",))) is None
+    fleet.turn(0.2)
+    # The next pair begins as the last one ended.
+    assert fleet.look(30, finished=0).candidates == ()
+    fleet.turn(0.2)
+    assert fleet.look(30).candidates == ("only",)
+    fleet.score(SERVED, GOOD)
+    fleet.until(in_state(State.PROMOTING))
+
+
+def test_turns_that_show_a_cost_roll_back_in_either_arm() -> None:
+    fleet = running(GUARDED, pods=("only",))
+    fleet.turn(0.2)
+    fleet.look()
+    fleet.progress = fleet.progress.compared(GUARDED.guard(Guard.TTFT), [0.5] * 40)
+    assert fleet.look(blocked="metrics are stale").state is State.RUNNING
+    assert fleet.look().state is State.ROLLING_BACK
+    assert "TTFT" in fleet.progress.conclusion.message  # type: ignore[union-attr]
+
+
+def test_a_second_engine_ends_the_turns() -> None:
+    fleet = running(GUARDED, pods=("only",))
+    fleet.look(ready=("only", "other"), changed=frozenset({"only"}))
+    assert fleet.progress.alternation is None
+    assert fleet.progress.candidates == ("only",)
+
+
+def test_what_passed_stays_in_force_while_a_person_decides() -> None:
+    fleet = running(GUARDED.model_copy(update={"manual": True}), pods=("only",))
+    fleet.score(SERVED, GOOD)
+    fleet.until(in_state(State.APPROVAL))
+    assert fleet.progress.alternation is None
+    assert fleet.look(60).candidates == ("only",)
 
 
 def test_one_engine_is_left_alone_where_the_policy_says_so() -> None:
@@ -300,11 +357,12 @@ ORDER = (
 @given(
     st.lists(st.tuples(looks, st.sampled_from([0.0, 0.001, 0.05, 0.3])), max_size=40),
     st.booleans(),
+    st.booleans(),
 )
 def test_whatever_is_seen_a_trial_ends_once_and_never_in_silence(
-    steps: list[tuple[Any, float]], manual: bool
+    steps: list[tuple[Any, float]], manual: bool, guarded: bool
 ) -> None:
-    plan = PLAN.model_copy(update={"manual": manual})
+    plan = (GUARDED if guarded else PLAN).model_copy(update={"manual": manual})
     progress, now = Progress(), 0.0
     for (passed, ready, has, more), rise in steps:
         now += passed
@@ -313,6 +371,9 @@ def test_whatever_is_seen_a_trial_ends_once_and_never_in_silence(
         asked = next_prompts(plan, progress, found)
         if asked is not None and rise:
             progress = scored(plan, progress, asked[0], "Medium", [rise] * 5)
+        if progress.alternation is not None and progress.state is State.RUNNING:
+            turns, _ = progress.alternation.measured(Arm(load=1.0))
+            progress = progress.model_copy(update={"alternation": turns})
         before, progress = progress, advance(plan, progress, found)
         # Never backwards, and what is decided stays decided, but for a promotion that fails.
         assert ORDER.index(progress.state) >= ORDER.index(before.state)

@@ -8,7 +8,30 @@ from kvserving_tuner.histograms import Histogram
 from kvserving_tuner.judge import loads_are_comparable, symmetric
 from kvserving_tuner.observation import Observation, Window
 from kvserving_tuner.readings import Known
-from kvserving_tuner.trials.plan import Guard
+from kvserving_tuner.trials.plan import Frozen, Guard
+
+
+class Arm(Frozen):
+    """What some engines did in a block of time; None is what could not be measured."""
+
+    load: float
+    """Requests finished in a second, per engine."""
+    ttft: float | None = None
+    """Mean, in seconds."""
+    tpot: float | None = None
+    """Mean, in seconds."""
+    preemptions: float | None = None
+    """Per finished request."""
+
+    @classmethod
+    def of(cls, windows: Sequence[Window]) -> "Arm":
+        """What engines did in these windows, one of each."""
+        return cls(
+            load=_rate(windows, "finished"),
+            ttft=_mean(window.ttft for window in windows),
+            tpot=_mean(window.tpot for window in windows),
+            preemptions=_per_request(windows),
+        )
 
 
 @dataclass(frozen=True)
@@ -17,37 +40,41 @@ class Block:
 
     end: float
     numbers: dict[Guard, float] = field(default_factory=dict)
-    comparable: bool = True
-    """Whether the arms had loads that are near enough for latencies to be compared."""
 
 
 def block_of(observation: Observation, candidates: Collection[str], since: float) -> Block | None:
     """The block that begins at `since` or later; None before every engine has a whole one."""
-    windows = {engine.target: engine.full for engine in observation.engines}
     candidate: list[Window] = []
     stable: list[Window] = []
-    for target, window in windows.items():
+    for engine in observation.engines:
+        window = engine.full
         if not isinstance(window, Window) or window.start < since:
             return None
-        (candidate if target in candidates else stable).append(window)
+        (candidate if engine.target in candidates else stable).append(window)
     if not candidate or not stable:
         return None
-    load, other_load = (_rate(arm, "finished") for arm in (candidate, stable))
-    comparable = min(load, other_load) > 0 and loads_are_comparable(load, other_load)
+    end = max(window.end for window in (*candidate, *stable))
+    return Block(end, compared(Arm.of(candidate), Arm.of(stable)))
+
+
+def compared(candidate: Arm, stable: Arm) -> dict[Guard, float]:
+    """A number for each guard that both arms say something of."""
     numbers: dict[Guard, float] = {}
-    if comparable:
+    low, high = sorted((candidate.load, stable.load))
+    # Latencies of unlike loads say more about the loads than about the change.
+    if low > 0 and loads_are_comparable(candidate.load, stable.load):
         pairs = {
-            Guard.TTFT: (_mean(w.ttft for w in candidate), _mean(w.ttft for w in stable)),
-            Guard.TPOT: (_mean(w.tpot for w in candidate), _mean(w.tpot for w in stable)),
-            Guard.PREEMPTIONS: (_per_request(candidate), _per_request(stable)),
+            Guard.TTFT: (candidate.ttft, stable.ttft),
+            Guard.TPOT: (candidate.tpot, stable.tpot),
+            Guard.PREEMPTIONS: (candidate.preemptions, stable.preemptions),
         }
         for guard, (with_change, without) in pairs.items():
             if with_change is not None and without is not None:
                 numbers[guard] = symmetric(with_change, without)
-    if max(load, other_load) > 0:
+    if high > 0:
         # A candidate that serves fewer requests is one that others had to serve instead.
-        numbers[Guard.THROUGHPUT] = symmetric(other_load, load)
-    return Block(max(window.end for window in (*candidate, *stable)), numbers, comparable)
+        numbers[Guard.THROUGHPUT] = symmetric(stable.load, candidate.load)
+    return numbers
 
 
 def _rate(arm: Sequence[Window], name: str) -> float:

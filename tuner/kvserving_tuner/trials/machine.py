@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from kvserving_tuner.judge import Cause, HardStop, Outcome, Trial, judge
 from kvserving_tuner.judge import Verdict as Judgement
+from kvserving_tuner.trials.alternation import Alternation
 from kvserving_tuner.trials.plan import OnStall, Plan
 from kvserving_tuner.trials.progress import (
     ACTIVE,
@@ -148,6 +149,14 @@ def _screen(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Prog
 
 def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progress:
     progress = _with_pods(plan, progress, facts)
+    guards = {name: c for name, c in progress.evidence.items() if name in set(plan.guards)}
+    judgement = judge(Trial(progress.quality(SERVED), guards), plan.rules)
+    if progress.alternation is not None and not progress.alternation.with_change:
+        if judgement.outcome is Outcome.ROLL_BACK and not facts.blocked:
+            return progress.ends(_rolled_back(judgement))
+        # Clocks stand, also the one of missing evidence: the next block with the change tells.
+        pair = progress.alternation.pair + 1
+        return progress.model_copy(update={"note": f"pair {pair} of blocks: without the change"})
     if not progress.candidates or not facts.changed >= set(progress.candidates):
         return _waiting(plan, progress, facts, passed, "pods take the change", stalls=False)
     if facts.blocked:
@@ -160,8 +169,6 @@ def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progres
             "step_requests": progress.step_requests + facts.finished,
         }
     )
-    guards = {name: c for name, c in progress.evidence.items() if name in set(plan.guards)}
-    judgement = judge(Trial(progress.quality(SERVED), guards), plan.rules)
     if judgement.outcome is Outcome.ROLL_BACK:
         return progress.ends(_rolled_back(judgement))
     if progress.step_seconds < plan.min_seconds or progress.step_requests < plan.min_requests:
@@ -181,7 +188,8 @@ def _decide(
     if judgement.outcome is Outcome.PROMOTE:
         if plan.manual and facts.wish is not Wish.PROMOTE:
             note = f"passed, waits for approval: {judgement.message}"
-            return progress.becomes(State.APPROVAL).model_copy(update={"note": note})
+            progress = progress.becomes(State.APPROVAL, alternation=None)
+            return progress.model_copy(update={"note": note})
         return progress.ends(
             Conclusion(verdict=Verdict.PROMOTED, reason=judgement.cause, message=judgement.message)
         )
@@ -198,7 +206,10 @@ def _decide(
 
 
 def _enter(plan: Plan, progress: Progress, facts: Facts, step: int) -> Progress:
-    fresh = {"step": step, "step_seconds": 0.0, "step_requests": 0.0, "stalled_seconds": 0.0}
+    fresh: dict[str, object] = {"step": step, "step_seconds": 0.0, "step_requests": 0.0}
+    fresh["stalled_seconds"] = 0.0
+    if len(facts.ready) == 1 and plan.guards:
+        fresh["alternation"] = Alternation()
     return _with_pods(plan, progress.becomes(State.RUNNING, **fresh), facts)
 
 
@@ -206,6 +217,11 @@ def _with_pods(plan: Plan, progress: Progress, facts: Facts) -> Progress:
     """With as many candidates as the step wants: those that are it stay, gone ones are replaced."""
     if not facts.ready:
         return progress
+    if progress.alternation is not None:
+        if len(facts.ready) == 1:
+            only = facts.ready if progress.alternation.with_change else ()
+            return progress.model_copy(update={"candidates": only})
+        progress = progress.model_copy(update={"alternation": None})
     wanted = plan.pods(progress.step, len(facts.ready))
     kept = [name for name in progress.candidates if name in facts.ready][:wanted]
     # A pod that has the change already need not be switched again.

@@ -6,6 +6,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from kvserving_tuner.judge import Cause, Comparison, Criterion
+from kvserving_tuner.trials.alternation import Alternation
 from kvserving_tuner.trials.plan import Frozen
 
 
@@ -101,6 +102,8 @@ class Progress(Frozen):
     screened: int = 0
     """Prompts of the set that were scored before, and `served` after a pod had the change."""
     served: int = 0
+    alternation: Alternation | None = None
+    """Turns of a single engine; None where engines are compared with each other."""
     evidence: dict[str, Comparison] = Field(default_factory=dict)
     conclusion: Conclusion | None = None
     note: str = ""

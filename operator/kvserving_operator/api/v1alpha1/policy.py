@@ -42,6 +42,13 @@ class Approval(StrEnum):
     MANUAL = "Manual"
 
 
+class Screening(StrEnum):
+    """Whether probes judge a change before any engine has it."""
+
+    ENABLED = "Enabled"
+    DISABLED = "Disabled"
+
+
 class FallbackDType(StrEnum):
     """16-bit dtypes that the fleet returns to."""
 
@@ -108,6 +115,9 @@ class QualitySpec(ApiModel):
     """Paired samples before any verdict."""
     max_samples: Annotated[int, Field(ge=1, le=1_000_000)] = 4000
     """Paired samples after which an open verdict is Inconclusive."""
+    screening: Screening = Screening.ENABLED
+    """Whether probes judge a format as if the cache had it, before any engine serves with it;
+    without that, the first users tell."""
 
 
 class GuardsSpec(ApiModel):
