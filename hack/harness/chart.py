@@ -24,6 +24,7 @@ def local_values() -> dict[str, Any]:
     return {
         "podAnnotations": {"kvserving.dev/source": source_hash()},
         "resources": {"requests": {"cpu": "200m"}},
+        "gateway": {"enabled": True},
     }
 
 

@@ -59,7 +59,9 @@ class World:
         return self.controller
 
     async def _sleep(self, seconds: float) -> None:
+        """Let the time of a pause pass at once."""
         self.rests.append(seconds)
+        self.clock.advance(seconds)
 
     def _may_act(self) -> None:
         if self.fence is not None:

@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from kvserving_operator.api.v1alpha1 import RequestedBy
+from kvserving_operator.api.v1alpha1 import RequestedBy, SplitBy
 from kvserving_operator.live import KVSettings
 from kvserving_operator.trials.watch import Watch
 from kvserving_tuner.trials.plan import Plan
@@ -33,6 +33,7 @@ class Record(_Frozen):
     """Where the fleet goes when quality fell."""
     plan: Plan
     reject_for_seconds: float
+    split_by: SplitBy = SplitBy.SESSION
     progress: Progress = Progress()
     containers: Mapping[str, str] = Field(default_factory=dict)
     """Container of each pod that took the change: another one means that the engine ended."""

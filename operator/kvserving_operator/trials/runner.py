@@ -73,6 +73,7 @@ class TrialRunner:
         refusals: tuple[Refusal, ...],
         policy: Policy,
         steady: bool,
+        routed: bool,
         now: float,
         remember: Remember,
     ) -> Outcome:
@@ -91,6 +92,7 @@ class TrialRunner:
             floors={
                 floor.probe: float(floor.minimum_percent) for floor in serving.spec.quality.floors
             },
+            routed=routed,
         )
         seen = Seen(
             pods=pods,

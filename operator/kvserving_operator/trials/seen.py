@@ -4,7 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvserving_operator.api.v1alpha1 import KVTrial
-from kvserving_operator.live import Refusal, differences, offered, offers_of
+from kvserving_operator.live import (
+    Refusal,
+    current_refusals,
+    differences,
+    offered,
+    offers_of,
+)
 from kvserving_operator.observe import PodView
 from kvserving_operator.trials.asking import Answer
 from kvserving_operator.trials.probe_set import ProbeSet
@@ -72,9 +78,9 @@ def facts_of(
         **{name: containers[name] for name in has if name in candidates and name not in ended},
     }
     finished, counted = _finished(record, seen, has)
-    refusal = next(
-        (each for each in seen.refusals if each.key == record.candidate.key(record.name)), None
-    )
+    # A note that an engine is being asked is no refusal: the operator may have ended over it.
+    key = record.candidate.key(record.name)
+    refusal = next(iter(current_refusals(seen.refusals, seen.pods, key)), None)
     record = record.model_copy(update={"containers": known, "finished": counted})
     facts = Facts(
         now=seen.now,

@@ -58,6 +58,8 @@ class Wanted:
     """Targets within which a request counts towards goodput."""
     floors: Mapping[Probe, float] = field(default_factory=dict)
     """Least mean grades of task probes, in percent."""
+    routed: bool = False
+    """Whether a gateway's route gives a trial's candidates their share."""
 
 
 def settle(trials: Trials, wanted: Wanted, now: float) -> Trials:
@@ -213,6 +215,7 @@ def _record(
     policy: KVRollbackPolicySpec,
     gain: Gain | None,
 ) -> Record:
+    plan = plan_of(policy, candidate, wanted.floors, gain, wanted.slo)
     return Record(
         name=name,
         requested_by=requested_by,
@@ -221,8 +224,9 @@ def _record(
         stable=stable,
         candidate=candidate,
         fallback=fallback_of(policy),
-        plan=plan_of(policy, candidate, wanted.floors, gain, wanted.slo),
+        plan=plan.with_weights() if wanted.routed else plan,
         reject_for_seconds=policy.memory.reject_for_seconds,
+        split_by=policy.ab.split_by,
     )
 
 

@@ -3,7 +3,7 @@
 import math
 from enum import StrEnum
 from functools import cached_property
-from typing import Final
+from typing import Final, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -69,6 +69,8 @@ class Plan(Frozen):
 
     steps: tuple[int, ...] = (5, 25, 50)
     """Share of the pods that have the candidate's settings in each step, in percent, rising."""
+    weighted: bool = False
+    """Whether steps are shares of the requests: each is one of its own, with the same pods too."""
     min_requests: int = 100
     """Requests that the candidate must finish in each step."""
     min_seconds: float = 300
@@ -111,10 +113,21 @@ class Plan(Frozen):
         return min(max(1, share), most)
 
     def next_step(self, step: int, ready: int) -> int | None:
-        """The next step that gives the change to more pods; None where there is none."""
+        """The next step that gives the change to more pods, or by weights to more requests."""
         later = range(step + 1, len(self.steps))
         have = self.pods(step, ready)
-        return next((number for number in later if self.pods(number, ready) > have), None)
+        by_weight = self.weighted and have < ready
+        return next(
+            (number for number in later if by_weight or self.pods(number, ready) > have), None
+        )
+
+    def with_weights(self) -> Self:
+        """The plan where a route gives each step its share of the requests.
+
+        How many requests a candidate serves then says nothing about it: the route decides that.
+        """
+        guards = {guard: at for guard, at in self.guards.items() if guard is not Guard.THROUGHPUT}
+        return self.model_copy(update={"weighted": True, "guards": guards})
 
     @property
     def rules(self) -> Rules:
