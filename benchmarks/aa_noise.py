@@ -67,7 +67,8 @@ def main() -> None:
             block_size=options.block_size, window=options.window, scored_from=skip,
         )  # fmt: skip
 
-    began, scores = time.monotonic(), {name: [] for name in ("base", "again", "alone")}
+    began = time.monotonic()
+    scores: dict[str, list[float]] = {name: [] for name in ("base", "again", "alone")}
     scores |= {form: [] for form in options.formats}
     for ids in tokens:
         # All of one prompt, so that a run that is cut short has pairs of everything.
