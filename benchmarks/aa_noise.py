@@ -68,40 +68,45 @@ def main() -> None:
         )  # fmt: skip
 
     began = time.monotonic()
-    base = [engine.probe(ids, skip, BASE) for ids in tokens]
-    again = [engine.probe(ids, skip, BASE, engine.serve) for ids in tokens]
-    engine.drain()
-    record("likelihood", "probe: equal caches, idle and beside requests", less(again, base), began)
-    began = time.monotonic()
-    alone = [engine.scheduled([ids], skip)[0] for ids in tokens]
+    scores: dict[str, list[float]] = {name: [] for name in ("base", "again", "alone")}
+    scores |= {form: [] for form in options.formats}
+    for ids in tokens:
+        # All of one prompt, so that a run that is cut short has pairs of everything.
+        scores["base"].append(engine.probe(ids, skip, BASE))
+        scores["again"].append(engine.probe(ids, skip, BASE, engine.serve))
+        engine.drain()
+        scores["alone"] += engine.scheduled([ids], skip)
+        for form in options.formats:
+            scores[form].append(engine.probe(ids, skip, form))
+        print(len(scores["base"]), round(time.monotonic() - began), flush=True)  # noqa: T201
+        if time.monotonic() - began > 60 * options.minutes and len(scores["base"]) > 1:
+            break
+    base = scores["base"]
+    record("likelihood", "probe: equal caches, idle and beside requests",
+           less(scores["again"], base), began)  # fmt: skip
+    batch = engine.scheduled(tokens[: len(base)], skip)
     record("likelihood", "scheduler: equal caches, alone and in a batch",
-           less(engine.scheduled(tokens, skip), alone), began)  # fmt: skip
+           less(batch, scores["alone"]), began)  # fmt: skip
     for form in options.formats:
-        began = time.monotonic()
-        found = [engine.probe(ids, skip, form) for ids in tokens]
-        record("likelihood", form, less(found, base), began, ppl_ratio=ratio(found, base))
+        pairs = less(scores[form], base)
+        record("likelihood", form, pairs, began, ppl_ratio=math.exp(statistics.fmean(pairs)))
 
     questions = engine.questions(options.questions)
     began = time.monotonic()
+    in_batch = engine.answers(questions)
     right = [score for question in questions for score in engine.answers([question])]
-    batch = engine.answers(questions)
-    record("answers", "equal caches, alone and in a batch", less(right, batch), began,
+    record("answers", "equal caches, alone and in a batch", less(right, in_batch), began,
            mean_score=statistics.fmean(right))  # fmt: skip
     for form in options.formats:
         began = time.monotonic()
         engine.switch(form)
         found = engine.answers(questions)
-        record("answers", form, less(batch, found), began, mean_score=statistics.fmean(found))
+        record("answers", form, less(in_batch, found), began, mean_score=statistics.fmean(found))
 
 
 def less(worse: Sequence[float], better: Sequence[float]) -> list[float]:
     """Differences of pairs."""
     return [a - b for a, b in zip(worse, better, strict=True)]
-
-
-def ratio(nlls: Sequence[float], base: Sequence[float]) -> float:
-    """Ratio of perplexities, the mean over prompts."""
-    return math.exp(statistics.fmean(less(nlls, base)))
 
 
 class Engine(format_quality.Engine):
@@ -205,6 +210,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, required=True, help="folder of the model")
     parser.add_argument("--prompts", type=int, default=60)
     parser.add_argument("--questions", type=int, default=100)
+    parser.add_argument("--minutes", type=float, default=60, help="most time for prompts")
     parser.add_argument("--window", type=int, default=320, help="tokens of a prompt")
     parser.add_argument("--block-size", type=int, default=64)
     parser.add_argument("--formats", nargs="+", default=FORMATS)

@@ -4,6 +4,7 @@ What a controller computes pair by pair (`kvserving_tuner.judge`), for arrays of
 `tests/tuner/judge/test_arrays.py` compares the two number by number.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -136,3 +137,26 @@ def peeked(
         now &= variance > 0
         ever = ever | now
     return int(ever.sum()), int(now.sum())
+
+
+def upper_bound(errors: int, runs: int, confidence: float = 0.95) -> float:
+    """Upper bound of a rate by Clopper and Pearson, one-sided."""
+    low, high = errors / runs, 1.0
+    for _ in range(60):
+        rate = (low + high) / 2
+        if _chance_of_at_most(errors, runs, rate) > 1 - confidence:
+            low = rate
+        else:
+            high = rate
+    return high
+
+
+def _chance_of_at_most(errors: int, runs: int, rate: float) -> float:
+    if rate >= 1:
+        return float(errors >= runs)
+    term = runs * math.log1p(-rate)
+    total = math.exp(term)
+    for count in range(1, errors + 1):
+        term += math.log((runs - count + 1) / count) + math.log(rate) - math.log1p(-rate)
+        total += math.exp(term)
+    return total

@@ -22,7 +22,7 @@ from typing import Any
 
 import envelope
 import numpy as np
-from judge_arrays import Array, Draw, Moments, peeked, simulate
+from judge_arrays import Array, Draw, Moments, peeked, simulate, upper_bound
 
 from kvserving_tuner.judge import Criterion, goodput_gain, likelihood, task
 from kvserving_tuner.trials.plan import Plan
@@ -31,6 +31,8 @@ RESULTS = envelope.ROOT / "benchmarks/results"
 PEEK_PAIRS = 50
 DISCORDANT = 0.1
 """Share of answers that differ in made-up pairs, at least."""
+SAME_DROPS = {"no drop": "no drop", "-5 pt": "5 %", "-7 pt": "margin + 5 %", "-20 pt": "20 %"}
+"""Task scores beside likelihoods."""
 GAIN_BLOCKS = 240
 BLOCK_DEVIATION = 0.1
 
@@ -125,6 +127,8 @@ def made_up() -> Iterator[Case]:
         criterion, at = task("task", margin), margin / 100
         name = f"task, margin {margin}"
         yield Case(f"{name}: at it", criterion, scores(at, DISCORDANT), at)
+        if margin:
+            yield Case(f"{name}: no drop", criterion, scores(0.0, DISCORDANT), 0.0)
         for points in sorted({5, 10, 20, margin + 5}):
             drop = points / 100
             yield Case(f"{name}: -{points} pt", criterion, scores(drop, DISCORDANT), drop)
@@ -202,6 +206,20 @@ def _before(found: Moments) -> Array:
     return np.where(found.safe < found.harmful, found.safe, np.inf)
 
 
+def same_verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Median pairs of task scores and of likelihoods for verdicts on equal drops at margin 2."""
+    medians = {row["case"]: row["pairs_median"] for row in rows if "pairs_median" in row}
+    found = []
+    for points, percent in SAME_DROPS.items():
+        likelihoods = {
+            case.removesuffix(percent).rstrip(": "): pairs for case, pairs in medians.items()
+            if "likelihood" in case and case.endswith((f": {percent}", f"to {percent}"))
+        }  # fmt: skip
+        scored = medians.get(f"task, margin 2: {points}")
+        found.append({"drop": percent, "task_scores": scored, **likelihoods})
+    return found
+
+
 def gain_row(ratio: float, candidates: int, engines: int, runs: int, plan: Plan) -> dict[str, Any]:
     """How often a gain is shown within the time that a trial has for it."""
     criterion = goodput_gain("goodput", 1.0)
@@ -222,29 +240,6 @@ def gain_row(ratio: float, candidates: int, engines: int, runs: int, plan: Plan)
         "blocks_median": float(np.median(waits)),
         "blocks_p90": float(np.quantile(waits, 0.9)),
     }
-
-
-def upper_bound(errors: int, runs: int, confidence: float = 0.95) -> float:
-    """Upper bound of a rate by Clopper and Pearson, one-sided."""
-    low, high = errors / runs, 1.0
-    for _ in range(60):
-        rate = (low + high) / 2
-        if _chance_of_at_most(errors, runs, rate) > 1 - confidence:
-            low = rate
-        else:
-            high = rate
-    return high
-
-
-def _chance_of_at_most(errors: int, runs: int, rate: float) -> float:
-    if rate >= 1:
-        return float(errors >= runs)
-    term = runs * math.log1p(-rate)
-    total = math.exp(term)
-    for count in range(1, errors + 1):
-        term += math.log((runs - count + 1) / count) + math.log(rate) - math.log1p(-rate)
-        total += math.exp(term)
-    return total
 
 
 def main() -> None:
@@ -268,6 +263,7 @@ def main() -> None:
     envelope.write(
         options.out, rows, rates=rates, min_samples=rules.min_samples,
         max_samples=rules.max_samples, block_deviation=BLOCK_DEVIATION,
+        same_verdicts=same_verdicts(rows),
     )  # fmt: skip
 
 

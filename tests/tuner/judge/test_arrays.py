@@ -10,7 +10,7 @@ from kvserving_tuner.judge import Comparison, Criterion, likelihood, relative_ri
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
-from judge_arrays import Array, Capitals, peeked, simulate
+from judge_arrays import Array, Capitals, peeked, simulate, upper_bound
 
 
 @pytest.mark.parametrize(
@@ -82,3 +82,10 @@ def test_a_peeked_test_alarms_more_often_than_one_that_is_looked_at_once() -> No
     )
     assert 5 <= once <= 40
     assert ever > 2 * once
+
+
+def test_upper_bounds_are_those_of_tables() -> None:
+    # Clopper and Pearson, one-sided 95 %: the rule of three, and the bound behind 12 of 2,000.
+    assert upper_bound(0, 2000) == pytest.approx(1 - 0.05 ** (1 / 2000))
+    assert upper_bound(1, 10) == pytest.approx(0.39416, abs=1e-5)
+    assert upper_bound(12, 2000) < 0.01 < upper_bound(13, 2000)
