@@ -11,7 +11,8 @@ from operatorkit.specs import NAME, NAMESPACE
 from operatorkit.world import World, set_condition
 
 STEPS = {"steps": [5, 25, 50], "minRequests": 4, "minDurationSeconds": 20}
-POLICY: dict[str, Any] = {"ab": STEPS, "guards": {}, "quality": {"minSamples": 5}}
+QUALITY = {"minSamples": 5, "probes": ["Likelihood"]}
+POLICY: dict[str, Any] = {"ab": STEPS, "guards": {}, "quality": QUALITY}
 ROUTED: dict[str, Any] = {"rollbackPolicyRef": {"name": "policy"}, "routing": ROUTING}
 STICKY: dict[str, Any] = ROUTED | {"routing": ROUTING | {"sessionHeader": "x-user"}}
 
@@ -152,7 +153,7 @@ async def test_a_pod_leaves_the_others_before_it_takes_a_change(world: World, pr
 async def test_a_format_that_fails_loses_its_share_at_once(world: World, proxy: Proxy) -> None:
     await ready(world)
     edit(world, "int8")
-    await until_weight(world, proxy, 25)
+    await until_weight(world, proxy, 5)
     world.engines.worse["int8"] = 0.4
     for _ in range(40):
         await serve(world)
