@@ -85,7 +85,8 @@ class TrialRunner:
             generation=serving.metadata.generation,
             has_policy=policy.named,
             policy=policy.spec,
-            routed=routed,
+            # One pod is in no arm: it is compared with itself, by turns.
+            routed=routed and serving.spec.replicas > 1,
         )
         seen = Seen(
             pods=pods,
