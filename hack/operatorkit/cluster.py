@@ -196,7 +196,8 @@ class MemoryCluster:
     def _refuse(self, kind: Kind) -> None:
         status = self.refused.get(kind)
         if status is not None:
-            raise ApiRejected(status, f"{kind.name}: {status}")
+            message = f"{kind.name}: {status}"
+            raise ApiUnavailable(message) if status >= 500 else ApiRejected(status, message)
 
 
 def _is_ready(pod: Mapping[str, Any]) -> bool:

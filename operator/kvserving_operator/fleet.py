@@ -75,6 +75,11 @@ class Fleet:
     ) -> tuple[Traffic, tuple[Announce, ...]]:
         """Share users' requests out as the trial under way asks for; with Events about that."""
         record, before = session.memory.trials.running, session.memory.traffic
+        if serving.spec.routing is not None and not before.attached:
+            # First: what was made for a gateway must be known to go with it.
+            before = before.model_copy(update={"attached": True})
+            memory = session.memory.model_copy(update={"traffic": before})
+            await self._executor.remember(session, ref, memory)
         split_by = SplitBy.SESSION
         if record is not None:
             split_by = record.split_by

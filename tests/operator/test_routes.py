@@ -184,6 +184,10 @@ async def test_an_engine_that_cannot_go_back_gets_no_share(world: World, proxy: 
 async def test_one_engine_has_no_split(world: World, proxy: Proxy) -> None:
     await ready(world, replicas=1)
     edit(world, "int8", replicas=1)
+    while not (world.cluster.of(Kind.KVTrial) and trial(world).get("state") == "Running"):
+        await serve(world)
+    stored = world.cluster.of(Kind.ConfigMap)[f"{NAME}-state"]["data"]["tuning.json"]
+    assert '"weighted":false' in stored
     await serve(world, 80)
     assert "Promoted" == trial(world)["verdict"]
     assert [0] == proxy.weights
@@ -284,9 +288,28 @@ async def test_a_right_that_goes_during_a_trial_leaves_the_split_as_it_is(
     await serve(world, 3)
     assert (25, 1) == (proxy.weight, len(proxy.arm("candidate")))
     assert "RouteRejected" == world.condition("Routed")["reason"]
+    traffic = world.status["traffic"]
+    assert ("Route", 25) == (traffic["split"], traffic["candidateWeightPercent"])
     world.cluster.refused.clear()
     await serve(world, 200)
     assert "Promoted" == trial(world)["verdict"]
+    as_before(world, proxy)
+
+
+@pytest.mark.parametrize("status", [403, 503])
+async def test_engines_give_a_change_up_whatever_becomes_of_the_route(
+    world: World, proxy: Proxy, status: int
+) -> None:
+    await ready(world)
+    edit(world, "int8")
+    await until_weight(world, proxy, 25)
+    world.cluster.refused[Kind.HTTPRoute] = status
+    world.put(replicas=2, **ROUTED)
+    await serve(world)
+    assert {"bfloat16"} == set(world.engines.dtypes.values())
+    assert "RouteRejected" == world.condition("Routed")["reason"]
+    world.cluster.refused.clear()
+    await serve(world, 3)
     as_before(world, proxy)
 
 

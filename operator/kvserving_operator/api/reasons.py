@@ -138,7 +138,7 @@ class Reason(_Explained):
     )
     ROUTE_REJECTED = (
         "RouteRejected",
-        "The Kubernetes API refuses a call that the route needs; it stands as it did.",
+        "The Kubernetes API refuses or fails a call that the route needs; it stands as it did.",
     )
     GATEWAY_API_MISSING = "GatewayApiMissing", "The cluster does not have the Gateway API."
     NO_GATEWAY = "NoGateway", "The spec names no gateway: connections spread over all pods."

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvserving_operator.api.reasons import Reason
 from kvserving_operator.api.v1alpha1 import KVServing, RoutingSpec, SplitBy
 from kvserving_operator.cluster import Cluster
-from kvserving_operator.errors import ApiRejected
+from kvserving_operator.errors import ApiRejected, Retryable
 from kvserving_operator.kinds import Kind
 from kvserving_operator.observe import PodView, is_check, pod_view
 from kvserving_operator.render.names import (
@@ -61,7 +61,8 @@ class Router:
     async def steer(self, situation: Situation) -> Traffic:
         """Take pods and weights as far towards the wish as is safe now.
 
-        What the API refuses is told, and pods and weights stay as they are.
+        What the API refuses or fails is told, and pods and weights stay as they are: engines that
+        have to give a change up do not wait for a gateway.
         """
         routing = situation.serving.spec.routing
         try:
@@ -69,7 +70,7 @@ class Router:
                 await self._detach(situation)
                 return Traffic()
             return await self._steer(situation, routing)
-        except ApiRejected as error:
+        except (ApiRejected, Retryable) as error:
             return Traffic(situation.state, Reason.ROUTE_REJECTED, str(error))
 
     async def _steer(self, situation: Situation, routing: RoutingSpec) -> Traffic:
@@ -78,6 +79,9 @@ class Router:
         counted = False
         for _ in range(MOST_STAGES):
             seen = await self._gateway.attach(ref, routing, situation.split_by)
+            if seen.refused:
+                # Route and tracks stay as they are: pods that left an arm would leave its weight.
+                return Traffic(state, seen.reason, seen.message)
             pods = await self._pods(ref)
             found = Wish()
             if seen.usable:
@@ -85,9 +89,9 @@ class Router:
             at = await self._standing(ref, pods, seen, found)
             if not counted:
                 state, counted = state.counted(situation.observation, at.labelled), True
-            update = {"attached": True, "routed": seen.usable, "raised": found.raised}
+            update = {"routed": seen.usable, "raised": found.raised}
             state = state.model_copy(update=update).under(at.weight)
-            stage = None if seen.refused else next_stage(at, found)
+            stage = next_stage(at, found)
             if stage is None:
                 break
             await self._carry_out(ref, routing, stage, seen)

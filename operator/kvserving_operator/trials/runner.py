@@ -92,7 +92,8 @@ class TrialRunner:
             floors={
                 floor.probe: float(floor.minimum_percent) for floor in serving.spec.quality.floors
             },
-            routed=routed,
+            # One pod is in no arm: it is compared with itself, by turns.
+            routed=routed and serving.spec.replicas > 1,
         )
         seen = Seen(
             pods=pods,
