@@ -33,7 +33,8 @@ def serving(kube: Kube, namespace: str) -> Iterator[str]:
     kube.apply(tiny_serving(NAME, replicas=2, rollbackPolicyRef=reference), namespace)
     wait_ready(kube, NAME, namespace)
     url = kube.service_url(NAME, namespace)
-    load = ChatLoad(url, "tiny", clients=2, max_tokens=16, pause_seconds=0.5)
+    # Connections stay with their pod: of eight, each pod has some.
+    load = ChatLoad(url, "tiny", clients=8, max_tokens=16, pause_seconds=2)
     with in_background(load, 1800):
         yield namespace
     assert [] == load.failures

@@ -44,7 +44,8 @@ def serving(kube: Kube, namespace: str) -> str:
 def client(kube: Kube, serving: str) -> Iterator[ChatLoad]:
     """A client that sends all the while; it fails the test where a request failed."""
     url = kube.service_url(NAME, serving)
-    load = ChatLoad(url, "tiny", clients=2, max_tokens=16, pause_seconds=0.5)
+    # Connections stay with their pod: of eight, each pod has some.
+    load = ChatLoad(url, "tiny", clients=8, max_tokens=16, pause_seconds=2)
     with in_background(load, 900):
         yield load
     assert [] == load.failures

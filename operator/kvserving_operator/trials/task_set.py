@@ -132,7 +132,7 @@ def heard(record: Record, tasks: TaskSet, facts: Facts, seen: Seen) -> tuple[Rec
     facts = replace(
         facts,
         recorded=missing is None,
-        tasks=criteria(progress, tasks.cells),
+        tasks=criteria(record.plan, progress, tasks.cells),
         tasks_left=left is not None,
     )
     return record, facts

@@ -466,6 +466,19 @@ def test_likelihoods_that_are_good_do_not_go_before_tasks_that_are_open() -> Non
     assert fleet.look(**seen).state is State.PROMOTING
 
 
+def test_a_task_that_need_not_be_shown_holds_nothing_up_but_rolls_back() -> None:
+    fleet = running(PLAN.model_copy(update={"max_drop_percent": 10}))
+    fleet.score(SERVED, GOOD * 10)
+    before = fleet.progress
+    asked(fleet, [0.0] * 8)
+    fleet.until(in_state(State.PROMOTING))
+    fleet.progress = before
+    asked(fleet, [1.0] * 60)
+    assert fleet.look().state is State.ROLLING_BACK
+    assert fleet.progress.conclusion is not None
+    assert fleet.progress.conclusion.to_fallback
+
+
 def test_tasks_that_are_good_do_not_go_before_likelihoods() -> None:
     plan = PLAN.model_copy(update={"max_drop_percent": 10})
     fleet = running(plan)

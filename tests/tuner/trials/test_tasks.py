@@ -25,7 +25,13 @@ from kvserving_tuner.trials.tasks import (
     to_record,
 )
 
-PLAN = Plan(tasks=(Probe.NEEDLE, Probe.STRUCTURED_OUTPUT), max_drop_percent=10, min_samples=10)
+PLAN = Plan(
+    tasks=(Probe.NEEDLE, Probe.STRUCTURED_OUTPUT),
+    max_drop_percent=10,
+    min_samples=10,
+    likelihood=False,
+    screened=False,
+)
 CELLS = cells_of(PLAN, (512, 2048), (), paired=True)
 NAMES = ["ServedNeedleShort", "ServedNeedleMedium", "ServedStructuredOutputShort"]
 
@@ -71,11 +77,13 @@ def test_a_task_that_is_too_hard_in_16_bits_is_left_out_with_a_reason() -> None:
     entry = progress.left_out["ServedNeedleMedium"]
     assert (entry.reason, entry.value, entry.samples) == ("BaselineTooWeak", 0.0, LEVEL_TASKS)
     assert "gets 0 % of 8 tasks right in 16 bits" in entry.message
-    assert list(criteria(progress, CELLS)) == [NAMES[0], NAMES[2]]
+    assert list(criteria(PLAN, progress, CELLS)) == [NAMES[0], NAMES[2]]
     asked = {task_of(CELLS, n)[0].name for n in to_pair(PLAN, progress, CELLS, live=True)}
     assert asked == {NAMES[0], NAMES[2]}
     # It stays so, and is not expected again.
-    assert criteria(expecting(PLAN, progress, CELLS), CELLS) == criteria(progress, CELLS)
+    assert criteria(PLAN, expecting(PLAN, progress, CELLS), CELLS) == criteria(
+        PLAN, progress, CELLS
+    )
 
 
 def test_a_quarter_of_the_level_is_enough() -> None:
@@ -108,7 +116,7 @@ def test_pairs_are_asked_once_and_no_more_than_it_takes() -> None:
             continue
         progress = paired(PLAN, progress, CELLS, number, 1.0, 1.0)
         asked += 1
-    assert is_shown(PLAN, progress, criteria(progress, CELLS))
+    assert is_shown(PLAN, progress, criteria(PLAN, progress, CELLS))
     assert asked == 3 * PLAN.least_pairs
     assert next(to_pair(PLAN, progress, CELLS, live=True), None) is None
 
@@ -125,12 +133,22 @@ def test_a_fall_counts_in_its_own_cell() -> None:
     assert "100.00 % worse" in str(progress.evidence["ServedNeedleMedium"].finding())
 
 
+def test_where_likelihoods_tell_the_fall_of_a_task_need_not_be_ruled_out() -> None:
+    plan = PLAN.model_copy(update={"likelihood": True, "floors": {Probe.NEEDLE: 60.0}})
+    progress = leveled(plan=plan)
+    assert criteria(plan, progress, CELLS) == ("ServedNeedleFloor",)
+    # They are asked all the same, and can roll back.
+    assert {task_of(CELLS, n)[0].name for n in to_pair(plan, progress, CELLS, live=True)} == {
+        *NAMES
+    }
+
+
 def test_a_floor_holds_whatever_16_bits_give() -> None:
     plan = PLAN.model_copy(update={"floors": {Probe.NEEDLE: 60.0}})
     progress = leveled(0.0, plan)
     # A probe with a floor stays, though the model is weak.
     assert list(progress.left_out) == ["ServedStructuredOutputShort"]
-    assert "ServedNeedleFloor" in criteria(progress, CELLS)
+    assert "ServedNeedleFloor" in criteria(PLAN, progress, CELLS)
     for number in islice(to_pair(plan, progress, CELLS, live=True), 60):
         progress = paired(plan, progress, CELLS, number, 0.0, 0.0)
     floor = progress.evidence["ServedNeedleFloor"]

@@ -6,7 +6,7 @@ bound and the gain is shown too: since all of them must hold, each is tested at 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -91,6 +91,8 @@ class Trial:
     quality: Mapping[str, Comparison]
     """By probe and stratum."""
     guards: Mapping[str, Comparison]
+    watched: Mapping[str, Comparison] = field(default_factory=dict)
+    """Quality too, whose fall counts, but which need not be shown to be kept."""
     gain: Comparison | None = None
     """Missing where the change need not gain anything, as one that a person asked for."""
     split: Split | None = None
@@ -130,9 +132,10 @@ def judge(trial: Trial, rules: Rules) -> Verdict:
 
 
 def _harmful(trial: Trial, rules: Rules) -> Verdict | None:
-    alpha = rules.false_rollback / max(1, len(trial.quality) + len(trial.guards))
+    quality = {**trial.watched, **trial.quality}
+    alpha = rules.false_rollback / max(1, len(quality) + len(trial.guards))
     for cause, found in (
-        (Cause.QUALITY_DROP, trial.quality), (Cause.GUARD_VIOLATED, trial.guards),
+        (Cause.QUALITY_DROP, quality), (Cause.GUARD_VIOLATED, trial.guards),
     ):  # fmt: skip
         least = rules.min_samples if cause is Cause.QUALITY_DROP else 1
         worst = [c for c in found.values() if c.count >= least and c.is_harmful(alpha)]

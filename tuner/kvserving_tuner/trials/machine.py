@@ -73,7 +73,7 @@ class Facts:
     recorded: bool = True
     """Whether all answers are there that have to be given before any pod has the change."""
     tasks: tuple[str, ...] = ()
-    """Criteria that task probes are to decide."""
+    """Criteria of task probes that have to be shown to be kept; others can only roll back."""
     tasks_left: bool = False
     """Whether there is a task to ask that would tell more."""
 
@@ -167,7 +167,11 @@ def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progres
     progress = _with_pods(plan, progress, facts)
     guards = {name: c for name, c in progress.evidence.items() if name in set(plan.guards)}
     gain = progress.compared_by(plan.goodput())
-    judgement = judge(Trial(progress.quality(SERVED), guards, gain), plan.rules)
+    quality = progress.quality(SERVED)
+    shown = {*facts.tasks, *progress.likelihood(SERVED)}
+    required = {name: found for name, found in quality.items() if name in shown}
+    watched = {name: found for name, found in quality.items() if name not in shown}
+    judgement = judge(Trial(required, guards, watched, gain), plan.rules)
     if progress.alternation is not None and not progress.alternation.with_change:
         if judgement.outcome is Outcome.ROLL_BACK and not facts.blocked:
             return progress.ends(_rolled_back(judgement))
@@ -191,7 +195,11 @@ def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progres
     if progress.step_seconds < plan.min_seconds or progress.step_requests < plan.min_requests:
         requests = f"{progress.step_requests:.0f} of {plan.min_requests} requests"
         seconds = f"{progress.step_seconds:.0f} of {plan.min_seconds:.0f} s"
-        return _waiting(plan, progress, facts, passed, f"step needs {requests}, {seconds}")
+        note = f"step needs {requests}, {seconds}"
+        if not progress.step_requests and progress.step_seconds >= plan.min_seconds:
+            # Connections that are kept alive stay with their pod, and few of them miss one easily.
+            note += "; no request has reached a pod with the change"
+        return _waiting(plan, progress, facts, passed, note)
     step = plan.next_step(progress.step, len(facts.ready))
     takes_all = step is not None and plan.pods(step, len(facts.ready)) == len(facts.ready)
     if takes_all and facts.tasks_left and not is_shown(plan, progress, facts.tasks):

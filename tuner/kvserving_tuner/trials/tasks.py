@@ -215,9 +215,15 @@ def is_shown(plan: Plan, progress: Progress, names: Collection[str]) -> bool:
     )
 
 
-def criteria(progress: Progress, cells: Sequence[Cell]) -> tuple[str, ...]:
-    """Names of all criteria that tasks of these cells are to decide."""
-    names = {name for cell in cells for name in (cell.name, floor_name(cell.probe))}
+def criteria(plan: Plan, progress: Progress, cells: Sequence[Cell]) -> tuple[str, ...]:
+    """Names of the criteria of these cells that have to be shown to be kept.
+
+    Floors always; falls only where likelihoods say nothing. Where they do, they show in tens of
+    prompts what takes hundreds of tasks, and the fall of a task rolls back where it shows.
+    """
+    names = {floor_name(cell.probe) for cell in cells}
+    if not plan.likelihood:
+        names |= {cell.name for cell in cells}
     return tuple(name for name in progress.evidence if name in names)
 
 
