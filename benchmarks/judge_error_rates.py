@@ -3,10 +3,10 @@
 Simulated trials of one quality criterion are judged after every pair, as a controller does that
 looks all the time, by the rates that a trial's plan has. Made-up task scores are 1, 0 or -1 for an
 answer that the change broke, left or mended, and made-up likelihood differences are normal.
-Measured ones are drawn from the pairs of `aa_noise.json`: their own deviations, tails and shares of
-equal answers, as they are, or moved to the bound and beyond it. Beside the judge stands a t-test at
-the same rate that is looked at every 50 pairs. A change at the bound is judged to the last pair,
-whatever else was shown before. Needs no engine:
+Measured ones are drawn from the pairs of `aa_noise.json` where it is there: their own deviations,
+tails and shares of equal answers, as they are, or moved to the bound and beyond it. Beside the
+judge stands a t-test at the same rate that is looked at every 50 pairs. A change at the bound is
+judged to the last pair, whatever else was shown before. Needs no engine:
 
     python benchmarks/judge_error_rates.py
 """
