@@ -4,7 +4,8 @@ chrF (characters; Popović, 2015) suits short answers and every language; BLEU (
 al., 2002) is there for those who know its numbers. Both are sacrebleu's, a number for each answer.
 """
 
-from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
 
 from kvserving_tuner.probes.prompts import Metric, Prompt
 from kvserving_tuner.probes.tasks.base import Task
