@@ -184,7 +184,11 @@ def policy() -> dict[str, Any]:
         "metadata": {"name": POLICY},
         "spec": {
             "ab": {"steps": [50], "minRequests": 20, "minDurationSeconds": 60},
-            "quality": {"maxDropPercent": 2, "screening": "Disabled"},
+            "quality": {
+                "maxDropPercent": 2,
+                "screening": "Disabled",
+                "probes": ["Likelihood"],
+            },
             "memory": {"rejectForSeconds": 0},
         },
     }

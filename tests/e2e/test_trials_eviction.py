@@ -59,7 +59,7 @@ def serving(kube: Kube, namespace: str) -> str:
 def client(kube: Kube, serving: str) -> Iterator[ChatLoad]:
     """A client that sends all the while; it fails the test where a request failed."""
     url = kube.service_url(NAME, serving)
-    load = ChatLoad(url, "smollm2", clients=1, max_tokens=8, pause_seconds=2)
+    load = ChatLoad(url, "smollm2", clients=6, max_tokens=8, pause_seconds=6)
     with in_background(load, 1800):
         yield load
     assert [] == load.failures
