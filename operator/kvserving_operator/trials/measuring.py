@@ -20,7 +20,14 @@ def with_block(record: Record, facts: Facts, seen: Seen) -> Record:
         return record.model_copy(update={"block_from": seen.now})
     if seen.observation is None or facts.blocked:
         return record
-    block = block_of(seen.observation, progress.candidates, record.block_from, record.plan.targets)
+    plan = record.plan
+    block = block_of(
+        seen.observation,
+        progress.candidates,
+        record.block_from,
+        plan.targets,
+        weighted=plan.weighted,
+    )
     if block is None:
         return record
     return _compared(record, progress, block.numbers, block.end)

@@ -99,6 +99,24 @@ def test_gain_is_measured_against_targets_of_latency_in_the_same_block() -> None
         assert GOODPUT_GAIN not in none.numbers
 
 
+def test_a_share_that_a_route_decides_is_no_gain() -> None:
+    light = replace(PLAIN, finished=window(finished=6).finished)
+    seen = observation(engine(light, name="a"), engine(PLAIN, name="b"))
+    for weighted in (False, True):
+        block = block_of(seen, {"a"}, 0, Slo(), weighted=weighted)
+        assert block is not None
+        assert (GOODPUT_GAIN in block.numbers) == (not weighted)
+    alike = block_of(
+        observation(engine(PLAIN, name="a"), engine(PLAIN, name="b")),
+        {"a"},
+        0,
+        Slo(),
+        weighted=True,
+    )
+    assert alike is not None
+    assert alike.numbers[GOODPUT_GAIN] == pytest.approx(0)
+
+
 def test_numbers_of_blocks_are_judged_where_the_plan_says_so() -> None:
     plan = Plan(guards={Guard.TTFT: 10.0}, gain=Gain.CAPACITY)
     assert plan.of_blocks("TTFT") == plan.guard(Guard.TTFT)

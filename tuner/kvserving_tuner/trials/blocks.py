@@ -51,11 +51,17 @@ class Block:
 
 
 def block_of(
-    observation: Observation, candidates: Collection[str], since: float, slo: Slo | None = None
+    observation: Observation,
+    candidates: Collection[str],
+    since: float,
+    slo: Slo | None = None,
+    *,
+    weighted: bool = False,
 ) -> Block | None:
     """The block that begins at `since` or later; None before every engine has a whole one.
 
-    Gain is measured where targets of latency are given.
+    Gain is measured where targets of latency are given. `weighted` says that a route decides how
+    much each arm serves: then only loads that are alike per engine tell a gain from a share.
     """
     candidate: list[Window] = []
     stable: list[Window] = []
@@ -67,15 +73,16 @@ def block_of(
     if not candidate or not stable:
         return None
     end = max(window.end for window in (*candidate, *stable))
-    return Block(end, compared(Arm.of(candidate, slo), Arm.of(stable, slo)))
+    return Block(end, compared(Arm.of(candidate, slo), Arm.of(stable, slo), weighted=weighted))
 
 
-def compared(candidate: Arm, stable: Arm) -> dict[str, float]:
+def compared(candidate: Arm, stable: Arm, *, weighted: bool = False) -> dict[str, float]:
     """A number for each guard that both arms say something of, and for the gain; bad is high."""
     numbers: dict[str, float] = {}
     low, high = sorted((candidate.load, stable.load))
     # Latencies of unlike loads say more about the loads than about the change.
-    if low > 0 and loads_are_comparable(candidate.load, stable.load):
+    alike = low > 0 and loads_are_comparable(candidate.load, stable.load)
+    if alike:
         pairs = {
             Guard.TTFT: (candidate.ttft, stable.ttft),
             Guard.TPOT: (candidate.tpot, stable.tpot),
@@ -88,7 +95,7 @@ def compared(candidate: Arm, stable: Arm) -> dict[str, float]:
         # A candidate that serves fewer requests is one that others had to serve instead.
         numbers[Guard.THROUGHPUT] = symmetric(stable.load, candidate.load)
     good, other = candidate.goodput, stable.goodput
-    if good is not None and other is not None and good + other > 0:
+    if good is not None and other is not None and good + other > 0 and (alike or not weighted):
         share = candidate.engines / (candidate.engines + stable.engines)
         numbers[GOODPUT_GAIN] = shortfall(good, other, share)
     return numbers
