@@ -40,6 +40,8 @@ def main() -> None:
     options = _options()
     rows = []
     with Kube() as kube:
+        kube.create_namespace(chart.NAMESPACE)
+        chart.install(kube.kubeconfig, chart.local_values())
         kube.create_namespace(NAMESPACE)
         for manifest in (MODELS_CLAIM, policy(), serving()):
             kube.apply(manifest, NAMESPACE)
