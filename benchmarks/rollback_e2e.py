@@ -6,7 +6,7 @@ the probe whose result crosses the bound, as the operator's audit log has it, to
 the last engine says in its own metrics that it is back at 16 bits or more; and what clients saw.
 Needs a cluster with the operator and the models of the local cluster (`make up`):
 
-    python hack/testenv.py python benchmarks/rollback_e2e.py
+    PYTHONPATH=hack python hack/testenv.py python benchmarks/rollback_e2e.py
 """
 
 import argparse
