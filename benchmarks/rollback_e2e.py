@@ -197,7 +197,7 @@ def policy() -> dict[str, Any]:
 
 
 def serving() -> dict[str, Any]:
-    """Two engines of a trained model with room for some 1,000 tokens each."""
+    """Two engines of a trained model with room for some 1,400 tokens each."""
     return {
         "apiVersion": "kvserving.dev/v1alpha1",
         "kind": "KVServing",
@@ -211,7 +211,7 @@ def serving() -> dict[str, Any]:
                 "maxModelLen": 1024,
                 "maxNumSeqs": 16,
                 "maxNumBatchedTokens": 1024,
-                "kvCacheMemory": "48Mi",
+                "kvCacheMemory": "64Mi",
                 "extraArgs": ["--enforce-eager", "--dtype=float32"],
             },
             "tuning": {"mode": "Off"},
