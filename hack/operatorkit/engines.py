@@ -16,6 +16,7 @@ class Engines:
     def __init__(self) -> None:
         self.caps: dict[str, int] = {}
         self.dtypes: dict[str, str] = {}
+        self.model_dtype = "bfloat16"
         self.offers: tuple[str, ...] = ("auto", "bfloat16", "int8", "int4", "int2")
         self.evictions: dict[str, dict[str, Any]] = {}
         self.failing: dict[str, str] = {}
@@ -79,14 +80,19 @@ class Engines:
             if "kv_cache_dtype" in body and host in self.failing:
                 return httpx.Response(500, json={"error": {"message": self.failing[host]}})
             self.caps[host] = body.get("max_active_seqs", self.caps[host])
-            dtype = body.get("kv_cache_dtype", self.dtypes.get(host, "bfloat16"))
-            self.dtypes[host] = "bfloat16" if dtype == "auto" else dtype
+            dtype = body.get("kv_cache_dtype", self.dtypes.get(host, self.model_dtype))
+            self.dtypes[host] = self.model_dtype if dtype == "auto" else dtype
             if "eviction" in body:
                 self.evictions[host] = body["eviction"]
         return httpx.Response(200, json=self._document(host))
 
     def _probe(self, host: str, body: dict[str, Any]) -> httpx.Response:
-        dtype = body.get("as_dtype") or self.dtypes.get(host, "bfloat16")
+        dtype = body.get("as_dtype") or self.dtypes.get(host, self.model_dtype)
+        known = ("auto", *self.offers, self.dtypes.get(host, self.model_dtype))
+        if dtype not in known:
+            fault = {"field": "as_dtype", "expected": ", ".join(known), "got": dtype}
+            message = f"as_dtype: expected one of {fault['expected']}, got {dtype}"
+            return httpx.Response(422, json={"error": {**fault, "message": message}})
         skip, count = body["skip"], len(body["token_ids"])
         logprobs = [None] * skip + [-2.0 - self.worse.get(dtype, 0.0)] * (count - skip)
         return httpx.Response(200, json={"logprobs": logprobs, "dtype": dtype})
@@ -95,14 +101,15 @@ class Engines:
         self.asked.append((host, body))
         if self.clock is not None:
             self.clock.advance(self.seconds_per_answer)
-        knows = not self.clueless and self.dtypes.get(host, "bfloat16") not in self.confused
+        knows = not self.clueless and self.dtypes.get(host, self.model_dtype) not in self.confused
         eviction = self.evictions.get(host, {"policy": "None"})
         text = self.model.answer(body["prompt"], eviction) if knows else " I do not know."
         return httpx.Response(200, json={"choices": [{"text": text}]})
 
     def _document(self, host: str) -> dict[str, Any]:
-        dtype = self.dtypes.get(host, "bfloat16")
+        dtype = self.dtypes.get(host, self.model_dtype)
         document = runtime_document(self.caps[host], dtype, self.offers)
+        document["startup"]["dtype"] = self.model_dtype
         document["effective"]["eviction"] = self.evictions.get(host, {"policy": "None"})
         document["envelope"]["eviction"] = {
             "values": ["None", "StreamingLLM"],

@@ -153,7 +153,7 @@ async def test_a_model_that_knows_nothing_does_not_block_a_format(world: World) 
 
 async def test_tasks_roll_back_a_format_whose_likelihoods_look_good(world: World) -> None:
     world.engines.confused.add("int8")
-    serving = await ready(world, policy())
+    serving = await ready(world, policy(minSamples=20))
     world.put(**serving, kvCache={"dtype": "int8"})
     status = await until_finished(world)
     assert (status["verdict"], status["reason"]) == ("RolledBack", "QualityDrop")

@@ -51,6 +51,16 @@ async def test_a_good_format_goes_from_probes_to_some_pods_to_all(world: World) 
     assert world.said("TrialPromoted")
 
 
+async def test_a_model_of_32_bits_is_compared_with_its_own_dtype(world: World) -> None:
+    world.engines.model_dtype = "float32"
+    world.engines.offers = ("auto", "int8")
+    await ready(world)
+    world.put(replicas=2, **GUARDED, kvCache={"dtype": "int8"})
+    await serve(world, 120)
+    status = only_trial(world)
+    assert ("Finished", "Promoted") == (status["state"], status.get("verdict")), status
+
+
 async def test_a_bad_format_never_reaches_a_pod(world: World) -> None:
     await ready(world)
     world.put(replicas=2, **GUARDED, kvCache={"dtype": "int2"})

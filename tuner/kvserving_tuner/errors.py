@@ -66,6 +66,12 @@ class Rejected(RuntimeAPIError):  # noqa: N818 - likewise
         self.expected = expected
         self.got = got
 
+    @property
+    def told(self) -> str:
+        """The message, with the field at fault where it does not name it itself."""
+        begins = self.message.startswith(f"{self.field}:")
+        return self.message if begins or not self.field else f"{self.field}: {self.message}"
+
 
 class ChangeFailed(RuntimeAPIError):  # noqa: N818 - likewise
     """The engine tried what was asked and could not; its settings are as before."""

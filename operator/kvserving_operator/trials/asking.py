@@ -93,7 +93,7 @@ class Asking(Background[Answer]):
         try:
             return await self._graded(ask)
         except Rejected as error:
-            return Answer(ask, error=f"{error.field}: {error.message}")
+            return Answer(ask, error=error.told)
         except RuntimeAPIError as error:
             return Answer(ask, error=str(error))
 

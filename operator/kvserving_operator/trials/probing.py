@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+from kvserving_operator.live import AUTO
 from kvserving_operator.trials.background import Background
 from kvserving_tuner.errors import Rejected, RuntimeAPIError
 from kvserving_tuner.probes.builtin import builtin
@@ -34,7 +35,6 @@ class Request:
     max_tokens: int
     dtype: str
     """The format, which the engine itself has where the trial's pods serve it."""
-    baseline: str
 
 
 @dataclass(frozen=True)
@@ -85,14 +85,15 @@ class Probing(Background[Pair]):
                 return Pair(request, error=message, too_short=True)
             as_dtype = request.dtype if request.kind == SCREENED else None
             with_change = await self._client.score(request.target, ids, skip, as_dtype)
-            without = await self._client.score(request.target, ids, skip, request.baseline)
+            # The model's own dtype, which not every engine knows as a KV format by its name.
+            without = await self._client.score(request.target, ids, skip, AUTO)
         except Rejected as error:
-            return Pair(request, error=f"{error.field}: {error.message}")
+            return Pair(request, error=error.told)
         except RuntimeAPIError as error:
             return Pair(request, error=str(error))
         if math.isnan(without.nats):
             return Pair(request, error="the model gives no numbers in 16 bits either")
-        if with_change.dtype not in (request.dtype, ""):
+        if request.dtype != AUTO and with_change.dtype not in (request.dtype, ""):
             return Pair(request, error=f"expected {request.dtype}, got {with_change.dtype}")
         return Pair(request, stratum_of(len(ids)), with_change.mean - without.mean)
 

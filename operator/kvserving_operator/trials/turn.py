@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 from kvserving_operator.api.v1alpha1 import KVTrial
 from kvserving_operator.live import (
-    AUTO,
     KVSettings,
     differences,
 )
@@ -172,7 +171,6 @@ def _request(
 ) -> Request:
     name = pods[number % len(pods)]
     state = seen.runtime[name]
-    baseline = str(state.startup.get("dtype", ""))
     size, max_tokens = state.capacity.block_size or 0, seen.max_tokens
     if not seen.probe_set.prompts:
         # Prompts that were made up are cut alike, whatever the tokenizer makes of them.
@@ -185,6 +183,5 @@ def _request(
         model=seen.model,
         block_size=size,
         max_tokens=max_tokens,
-        dtype=baseline if settings.kv_cache_dtype == AUTO else settings.kv_cache_dtype,
-        baseline=baseline,
+        dtype=settings.kv_cache_dtype,
     )

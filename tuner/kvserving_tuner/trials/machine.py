@@ -200,6 +200,11 @@ def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progres
             # Connections that are kept alive stay with their pod, and few of them miss one easily.
             note += "; no request has reached a pod with the change"
         return _waiting(plan, progress, facts, passed, note)
+    unasked = [found for found in watched.values() if found.count < plan.min_samples]
+    if judgement.outcome is Outcome.PROMOTE and unasked and facts.tasks_left:
+        # They need not be shown to be kept, but a task that breaks has to have its say.
+        note = f"tasks: {min(found.count for found in unasked)} of {plan.min_samples} pairs"
+        return _waiting(plan, progress, facts, passed, note)
     step = plan.next_step(progress.step, len(facts.ready))
     takes_all = step is not None and plan.pods(step, len(facts.ready)) == len(facts.ready)
     if takes_all and facts.tasks_left and not is_shown(plan, progress, facts.tasks):
