@@ -72,21 +72,10 @@ def decode_kernel(
 ):
     """Mean values [items, kv_heads, columns, channels] by weight, and log-sum-exps (base 2).
 
-    `items` are those of a plan (`triton_plan`); programs beyond them do nothing.
+    `items` are those of a plan (`triton_plan`), which the programs of a head take in turn.
     """
     head = tl.program_id(0)
-    item = tl.program_id(1)
     kv_heads = tl.num_programs(0)
-    if item >= tl.load(items):
-        return
-    row = items + 8 * (item + 1)
-    owner = tl.load(row).to(tl.int64)
-    first = tl.load(row + 1)
-    end = tl.load(row + 2)
-    length = tl.load(row + 3)
-    start = tl.load(row + 4)
-    count = tl.load(row + 5)
-
     K_PAIRS: tl.constexpr = HEAD * K_BITS // 16
     V_PAIRS: tl.constexpr = HEAD * V_BITS // 16
     K_PARTS: tl.constexpr = 8 // K_BITS
@@ -96,68 +85,77 @@ def decode_kernel(
     # Rows that lie in different threads of a program.
     ROWS: tl.constexpr = min(BLOCK, 16 * WARPS)
 
-    columns = tl.arange(0, COLUMNS)
-    token = columns // GROUP
-    asked = (columns < GROUP * TOKENS) & (token < count)
-    seen = tl.minimum(length - (count - 1 - token), length)
-    pairs = tl.arange(0, K_LANES)
-    places = (start + token).to(tl.int64) * token_stride + (head * GROUP + columns % GROUP) * HEAD
-    # [lanes, columns] per part of the channels: what the masked codes are multiplied by. A masked
-    # code has those of the parts below in its lower bits, which the parts below must take off.
-    query = ()
-    query_sum = tl.zeros([COLUMNS], tl.float32)
-    mask = (pairs < K_PAIRS)[:, None] & asked[None, :]
-    for i in tl.static_range(2 * K_PARTS):
-        channel = (i % K_PARTS) * (2 * K_PAIRS) + 2 * pairs + i // K_PARTS
-        rows = queries + places[None, :] + channel[:, None]
-        part = tl.load(rows, mask=mask, other=0.0).to(tl.float32) * gain(i % K_PARTS, K_BITS)
-        if i % K_PARTS < K_PARTS - 1:
-            above = tl.load(rows + 2 * K_PAIRS, mask=mask, other=0.0).to(tl.float32)
-            part -= above * gain(i % K_PARTS + 1, K_BITS)
-        part = (part * (scale * LOG2_E)).to(tl.float16)
-        query_sum += tl.sum(part.to(tl.float32), 0) * share(i % K_PARTS, K_BITS)
-        query = query + (part,)
+    # As many programs as run at a time: more of them, even idle ones, would be dealt out unevenly.
+    for item in range(tl.program_id(1), tl.load(items), tl.num_programs(1)):
+        row = items + 8 * (item + 1)
+        owner = tl.load(row).to(tl.int64)
+        first = tl.load(row + 1)
+        end = tl.load(row + 2)
+        length = tl.load(row + 3)
+        start = tl.load(row + 4)
+        count = tl.load(row + 5)
+        columns = tl.arange(0, COLUMNS)
+        token = columns // GROUP
+        asked = (columns < GROUP * TOKENS) & (token < count)
+        seen = tl.minimum(length - (count - 1 - token), length)
+        pairs = tl.arange(0, K_LANES)
+        places = (start + token).to(tl.int64) * token_stride + (head * GROUP + columns % GROUP) * HEAD
+        # [lanes, columns] per part of the channels: what the masked codes are multiplied by. A masked
+        # code has those of the parts below in its lower bits, which the parts below must take off.
+        query = ()
+        query_sum = tl.zeros([COLUMNS], tl.float32)
+        mask = (pairs < K_PAIRS)[:, None] & asked[None, :]
+        for i in tl.static_range(2 * K_PARTS):
+            channel = (i % K_PARTS) * (2 * K_PAIRS) + 2 * pairs + i // K_PARTS
+            rows = queries + places[None, :] + channel[:, None]
+            part = tl.load(rows, mask=mask, other=0.0).to(tl.float32) * gain(i % K_PARTS, K_BITS)
+            if i % K_PARTS < K_PARTS - 1:
+                above = tl.load(rows + 2 * K_PAIRS, mask=mask, other=0.0).to(tl.float32)
+                part -= above * gain(i % K_PARTS + 1, K_BITS)
+            part = (part * (scale * LOG2_E)).to(tl.float16)
+            query_sum += tl.sum(part.to(tl.float32), 0) * share(i % K_PARTS, K_BITS)
+            query = query + (part,)
 
-    top = tl.full([COLUMNS], FLOOR, tl.float32)
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    zeros = tl.zeros([ROWS, COLUMNS], tl.float32)
-    largest = tl.full([], 0, tl.int32)
-    output = ()
-    for _ in tl.static_range(2 * V_PARTS):
-        output = output + (tl.zeros([V_LANES, COLUMNS], tl.float32),)
-    table = block_table + owner * table_stride
-    for index in tl.range(first, end, num_stages=STAGES):
-        block = tl.load(table + index).to(tl.int64)
-        record = records + tl.multiple_of(block * block_stride + head * record_stride, 16)
-        left = length - index * BLOCK
-        scores = _score(
-            query, query_sum, record, left, seen - index * BLOCK,
-            HEAD, BLOCK, TOKENS, COLUMNS, ANCHORS, K_BITS, K_CODES, K_WORDS, ASSEMBLY,
-        )  # fmt: skip
-        top, total, zeros, largest, output = _add(
-            scores, top, total, zeros, largest, output, record, left,
-            HEAD, BLOCK, ROWS, V_BITS, V_CODES, V_WORDS, ASSEMBLY,
-        )  # fmt: skip
+        top = tl.full([COLUMNS], FLOOR, tl.float32)
+        total = tl.zeros([ROWS, COLUMNS], tl.float32)
+        zeros = tl.zeros([ROWS, COLUMNS], tl.float32)
+        largest = tl.full([], 0, tl.int32)
+        output = ()
+        for _ in tl.static_range(2 * V_PARTS):
+            output = output + (tl.zeros([V_LANES, COLUMNS], tl.float32),)
+        table = block_table + owner * table_stride
+        for index in tl.range(first, end, num_stages=STAGES):
+            block = tl.load(table + index).to(tl.int64)
+            record = records + tl.multiple_of(block * block_stride + head * record_stride, 16)
+            left = length - index * BLOCK
+            scores = _score(
+                query, query_sum, record, left, seen - index * BLOCK,
+                HEAD, BLOCK, TOKENS, COLUMNS, ANCHORS, K_BITS, K_CODES, K_WORDS, ASSEMBLY,
+            )  # fmt: skip
+            top, total, zeros, largest, output = _add(
+                scores, top, total, zeros, largest, output, record, left,
+                HEAD, BLOCK, ROWS, V_BITS, V_CODES, V_WORDS, ASSEMBLY,
+            )  # fmt: skip
 
-    sum_ = tl.sum(total, 0)
-    zero = tl.sum(zeros, 0) * (128.0 if V_BITS == 8 else 1.0 / (POINTS >> V_BITS))
-    # Without a score the sums are zero already.
-    factor = 1.0 / (tl.where(sum_ > 0, sum_, 1.0) * power(lift_exponent(largest, V_BITS)))
-    place = (item * kv_heads + head) * (GROUP * TOKENS) + columns
-    inside = columns < GROUP * TOKENS
-    tl.store(stats + place, tl.where(sum_ > 0, top + tl.log2(sum_), -float("inf")), mask=inside)
-    v_pairs = tl.arange(0, V_LANES)
-    for i in tl.static_range(2 * V_PARTS):
-        channel = (i % V_PARTS) * (2 * V_PAIRS) + 2 * v_pairs + i // V_PARTS
-        values = output[i]
-        if i % V_PARTS > 0:
-            values -= output[i - 1]
-        values = values * lift_of_part(i % V_PARTS, V_BITS) - zero[None, :]
-        tl.store(
-            sums + place.to(tl.int64)[None, :] * HEAD + channel[:, None],
-            values * factor[None, :],
-            mask=(v_pairs < V_PAIRS)[:, None] & inside[None, :],
-        )
+        sum_ = tl.sum(total, 0)
+        zero = tl.sum(zeros, 0) * (128.0 if V_BITS == 8 else 1.0 / (POINTS >> V_BITS))
+        # Without a score the sums are zero already.
+        factor = 1.0 / (tl.where(sum_ > 0, sum_, 1.0) * power(lift_exponent(largest, V_BITS)))
+        place = (item * kv_heads + head) * (GROUP * TOKENS) + columns
+        inside = columns < GROUP * TOKENS
+        tl.store(stats + place, tl.where(sum_ > 0, top + tl.log2(sum_), -float("inf")), mask=inside)
+        v_pairs = tl.arange(0, V_LANES)
+        for i in tl.static_range(2 * V_PARTS):
+            channel = (i % V_PARTS) * (2 * V_PAIRS) + 2 * v_pairs + i // V_PARTS
+            values = output[i]
+            if i % V_PARTS > 0:
+                values -= output[i - 1]
+            values = values * lift_of_part(i % V_PARTS, V_BITS) - zero[None, :]
+            tl.store(
+                sums + place.to(tl.int64)[None, :] * HEAD + channel[:, None],
+                values * factor[None, :],
+                mask=(v_pairs < V_PAIRS)[:, None] & inside[None, :],
+            )
 
 
 @triton.jit
@@ -218,7 +216,9 @@ def _add(
     parts = unpack(codes, BITS, ASSEMBLY)
     added = ()
     for i in tl.static_range(16 // BITS):
-        added = added + (tl.dot(parts[i], scaled, output[i] * keep[None, :]),)
+        # Tensor cores cut off what does not fit, which would add up over the blocks.
+        sum_ = tl.dot(parts[i], scaled)
+        added = added + (tl.fma(output[i], tl.broadcast_to(keep[None, :], sum_.shape), sum_),)
     return new_top, total, zeros, largest, added
 
 

@@ -21,9 +21,6 @@ WAVES: Final = 4
 MOST_ITEMS: Final = 128
 """More items of one sequence cost more to merge than they gain."""
 
-FEW_BLOCKS: Final = 8
-"""Items need not be shorter where half of the slots are filled anyway."""
-
 ITEM_WORDS: Final = 8
 
 
@@ -71,7 +68,6 @@ def make_plan(
         "STEP": WIDTH,
         "MOST_WAVES": WAVES,
         "MOST": MOST_ITEMS,
-        "FEW": FEW_BLOCKS,
     }
     if compile_only:
         plan_kernel.warmup(*arguments, grid=(1,), **options)
@@ -96,7 +92,6 @@ def plan_kernel(
     STEP: tl.constexpr,
     MOST_WAVES: tl.constexpr,
     MOST: tl.constexpr,
-    FEW: tl.constexpr,
 ):
     """Cut all sequences into items of nearly equal size, as many as keep the GPU busy."""
     total = tl.full([], 0, tl.int32)
@@ -114,7 +109,6 @@ def plan_kernel(
         even = tl.cdiv(longest, splits)
         if (active <= wave * slots) & (wave <= sequences) & (8 * wave * even * slots <= 9 * total):
             size = even
-    size = tl.maximum(size, tl.minimum(tl.cdiv(total, tl.cdiv(slots, 2)), FEW))
     size = tl.maximum(tl.maximum(size, tl.cdiv(longest, MOST)), 1)
     before = tl.full([], 0, tl.int32)
     for start in range(0, sequences, STEP):

@@ -28,6 +28,9 @@ BLOCK_SIZES: Final = (32, 64, 128)
 PROGRAMS_PER_PROCESSOR: Final = 4
 """Of two warps each: each of a multiprocessor's four schedulers then has two. Five are slower."""
 
+PROGRAMS_FOR_ONE: Final = 2
+"""The same for a single sequence, most of whose time is the latency of few blocks."""
+
 MANY_ROWS: Final = 1024
 """So many query heads fill the GPU when they are merged by one warp each."""
 
@@ -119,7 +122,8 @@ def decode(
         "WARPS": tuned.warps,
         "num_warps": tuned.warps,
     }
-    _run(decode_kernel, (kv_heads, plan.capacity), arguments, options, compile_only)
+    programs = min(slots(query.device, kv_heads, sequences), plan.capacity)
+    _run(decode_kernel, (kv_heads, programs), arguments, options, compile_only)
     many = sequences * heads * tokens >= MANY_ROWS
     arguments = (
         means, stats, batch.query_start, plan.shares, turn, output, sequences, query.shape[0],
@@ -159,12 +163,13 @@ def signs_on(head_size: int, device: torch.device) -> torch.Tensor:
 
 
 @cache
-def slots(device: torch.device, kv_heads: int) -> int:
+def slots(device: torch.device, kv_heads: int, sequences: int) -> int:
     """Programs per KV head that run at a time."""
     if device.type != "cuda":
         return 2
     processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return max(1, processors * PROGRAMS_PER_PROCESSOR // kv_heads)
+    each = PROGRAMS_FOR_ONE if sequences == 1 else PROGRAMS_PER_PROCESSOR
+    return max(1, processors * each // kv_heads)
 
 
 def _plan(page: PageLayout, batch: Batch, tokens: int, kv_heads: int, compile_only: bool) -> Plan:
@@ -179,7 +184,7 @@ def _plan(page: PageLayout, batch: Batch, tokens: int, kv_heads: int, compile_on
             batch.context_lengths,
             page.block_size,
             tokens,
-            slots(device, kv_heads),
+            slots(device, kv_heads, batch.context_lengths.shape[0]),
             compile_only=compile_only,
         )
         if not compile_only:
