@@ -99,9 +99,11 @@ def decode_kernel(
         asked = (columns < GROUP * TOKENS) & (token < count)
         seen = tl.minimum(length - (count - 1 - token), length)
         pairs = tl.arange(0, K_LANES)
-        places = (start + token).to(tl.int64) * token_stride + (head * GROUP + columns % GROUP) * HEAD
-        # [lanes, columns] per part of the channels: what the masked codes are multiplied by. A masked
-        # code has those of the parts below in its lower bits, which the parts below must take off.
+        places = (start + token).to(tl.int64) * token_stride + (
+            head * GROUP + columns % GROUP
+        ) * HEAD
+        # [lanes, columns] per part of the channels: what the masked codes are multiplied by. A
+        # masked code has those of the parts below in its lower bits, which these must take off.
         query = ()
         query_sum = tl.zeros([COLUMNS], tl.float32)
         mask = (pairs < K_PAIRS)[:, None] & asked[None, :]
@@ -114,7 +116,7 @@ def decode_kernel(
                 part -= above * gain(i % K_PARTS + 1, K_BITS)
             part = (part * (scale * LOG2_E)).to(tl.float16)
             query_sum += tl.sum(part.to(tl.float32), 0) * share(i % K_PARTS, K_BITS)
-            query = query + (part,)
+            query = query + (part,)  # noqa: RUF005  Triton knows no other way
 
         top = tl.full([COLUMNS], FLOOR, tl.float32)
         total = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -122,7 +124,7 @@ def decode_kernel(
         largest = tl.full([], 0, tl.int32)
         output = ()
         for _ in tl.static_range(2 * V_PARTS):
-            output = output + (tl.zeros([V_LANES, COLUMNS], tl.float32),)
+            output = output + (tl.zeros([V_LANES, COLUMNS], tl.float32),)  # noqa: RUF005
         table = block_table + owner * table_stride
         for index in tl.range(first, end, num_stages=STAGES):
             block = tl.load(table + index).to(tl.int64)
@@ -218,7 +220,8 @@ def _add(
     for i in tl.static_range(16 // BITS):
         # Tensor cores cut off what does not fit, which would add up over the blocks.
         sum_ = tl.dot(parts[i], scaled)
-        added = added + (tl.fma(output[i], tl.broadcast_to(keep[None, :], sum_.shape), sum_),)
+        kept = tl.fma(output[i], tl.broadcast_to(keep[None, :], sum_.shape), sum_)
+        added = added + (kept,)  # noqa: RUF005
     return new_top, total, zeros, largest, added
 
 
@@ -304,8 +307,5 @@ def _score(
         before = (half[None, :] // 2 < tokens[:, None] // ANCHORS).to(tl.float16)
         scores = tl.dot(before, coarse, scores)
         scores = tl.dot(before, fine, scores)
-    if TOKENS == 1:
-        visible = (tokens < left)[:, None]
-    else:
-        visible = tokens[:, None] < seen[None, :]
+    visible = tokens[:, None] < (seen[None, :] if TOKENS > 1 else left)
     return tl.where(visible, scores, -float("inf"))

@@ -1,4 +1,4 @@
-"""What is around the decode kernel: rotated queries, and the items of a sequence made one output."""
+"""What is around the decode kernel: queries are rotated, items become one output."""
 
 import triton
 import triton.language as tl
@@ -37,7 +37,7 @@ def merge_kernel(
     start = tl.load(query_start + owner)
     end = tl.load(query_start + owner + 1)
     channels = tl.arange(0, HEAD)
-    if COVER:
+    if COVER:  # noqa: SIM102  decided when it is compiled
         if (owner == sequences - 1) & (token == 0):
             for row in range(end, rows):
                 place = output + row * output_stride + head * HEAD
@@ -85,7 +85,7 @@ def rotate_kernel(queries, signs, rotated, token_stride, HEAD: tl.constexpr):
 
 @triton.jit
 def hadamard(vector, HEAD: tl.constexpr):
-    """The Walsh-Hadamard transform of a vector [HEAD], orthogonal: of 16 parts, then within each."""
+    """The orthogonal Walsh-Hadamard transform of a vector [HEAD]: of 16 parts, then within each."""
     PART: tl.constexpr = HEAD // 16
     outer = tl.arange(0, 16)
     inner = tl.arange(0, PART)

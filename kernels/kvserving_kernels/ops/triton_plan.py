@@ -120,7 +120,7 @@ def plan_kernel(
         firsts = before + tl.cumsum(counts, 0) - counts
         tl.store(shares + 2 * owners, firsts, mask=owners < sequences)
         tl.store(shares + 2 * owners + 1, counts, mask=owners < sequences)
-        for index in range(0, tl.max(counts)):
+        for index in range(tl.max(counts)):
             place = items + 8 * (1 + firsts + index)
             inside = index < counts
             parts = tl.maximum(counts, 1)

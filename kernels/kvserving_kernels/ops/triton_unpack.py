@@ -1,8 +1,8 @@
 """Codes and parameter words as the decode kernel takes them: in place, in few instructions.
 
 What the arithmetic unit for integers must do is what bounds the kernel on Hopper, so a code costs
-half an instruction: pairs of bytes are masked, and what is left is a 16-bit float below the smallest
-normal one, code * 2 ** -24, which tensor cores multiply at full speed.
+half an instruction: pairs of bytes are masked, and what is left is a 16-bit float below the
+smallest normal one, code * 2 ** -24, which tensor cores multiply at full speed.
 """
 
 import triton
@@ -66,7 +66,7 @@ def unpack(pairs, BITS: tl.constexpr, ASSEMBLY: tl.constexpr):
         for i in tl.static_range(16 // BITS):
             shifted = (pairs >> (8 * (i * BITS // 8))).to(tl.uint16)
             code = shifted & ((1 << (i * BITS % 8 + BITS)) - 1)
-            parts = parts + (code.to(tl.uint16).to(tl.float16, bitcast=True),)
+            parts = parts + (code.to(tl.uint16).to(tl.float16, bitcast=True),)  # noqa: RUF005
         return parts
     # The same on two pairs at a time.
     if BITS == 8:
@@ -79,7 +79,7 @@ def unpack(pairs, BITS: tl.constexpr, ASSEMBLY: tl.constexpr):
             is_pure=True,
             pack=2,
         )
-    elif BITS == 4:
+    elif BITS == 4:  # noqa: RET505  one branch is compiled
         return tl.inline_asm_elementwise(
             """{ .reg .b32 x; and.b32 $0, $4, 0x000f000f; and.b32 $1, $4, 0x00ff00ff;
             prmt.b32 x, $4, 0, 0x4341; and.b32 $2, x, 0x000f000f; mov.b32 $3, x; }""",
@@ -132,10 +132,7 @@ def zero_point(words):
 @triton.jit
 def lift_exponent(word, BITS: tl.constexpr):
     """Of the power of two that brings the scale of a word to 2 ** 13 or just above."""
-    if BITS == 8:
-        exponent = word >> 7
-    else:
-        exponent = ((word >> _POINT_BITS) + _BIAS) >> _EXPONENT
+    exponent = word >> 7 if BITS == 8 else ((word >> _POINT_BITS) + _BIAS) >> _EXPONENT
     # A scale of less than 2 ** -99 is nothing beside any other.
     return 140 - tl.maximum(exponent, 28)
 
