@@ -105,8 +105,9 @@ def test_decode_steps_beside_a_prompt(dtype: str) -> None:
     sequences = list(zip(counts, lengths, blocks, strict=True))
     together = cache.attend(query, sequences)
     _check(cache, query, together, sequences)
-    # The one that is decoded takes the same kernel alone.
-    assert torch.equal(together[:1], cache.attend(query[:1], sequences[:1]))
+    # Alone it may be cut into other items.
+    alone = cache.attend(query[:1], sequences[:1])
+    torch.testing.assert_close(together[:1], alone, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("slots", [1, 3, 8])
