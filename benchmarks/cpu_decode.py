@@ -34,6 +34,7 @@ FIRST_TOKEN = 100
 """Tokens below are often special."""
 QUIET_SECONDS = 1.5
 """Processes of a stock engine poll for a second after their last message."""
+ENDING_SECONDS = 30
 
 
 def main() -> None:
@@ -138,9 +139,10 @@ class Remote:
         return float(self._connection.recv())
 
     def end(self) -> None:
-        """End the process."""
+        """End the process; an executor that waits for a worker which is gone is not waited for."""
         self._connection.send(("end", 0))
-        self._process.join()
+        self._process.join(ENDING_SECONDS)
+        self._process.kill()
 
 
 def serve(

@@ -7,6 +7,8 @@ from typing import Any
 
 import helm_python as helm
 
+from harness.kube import Kube
+
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "kvserving"
 SOURCES = ("operator", "tuner", "kernels/kvserving_kernels/formats", "images/operator")
@@ -24,6 +26,7 @@ def local_values() -> dict[str, Any]:
     return {
         "podAnnotations": {"kvserving.dev/source": source_hash()},
         "resources": {"requests": {"cpu": "200m"}},
+        "gateway": {"enabled": True},
     }
 
 
@@ -49,3 +52,11 @@ def uninstall(kubeconfig: str) -> None:
     """Uninstall the release; the chart keeps its CRDs."""
     with helm.Config(kubeconfig_path=kubeconfig, namespace=NAMESPACE) as config:
         config.uninstall(RELEASE)
+
+
+def kill_operator(kube: Kube) -> None:
+    """Take the operator away at once, as a failing node would; its Deployment starts another."""
+    kube.run(
+        "delete", "pod", "-n", NAMESPACE, "-l", "app.kubernetes.io/name=kvserving-operator",
+        "--grace-period=0", "--force",
+    )  # fmt: skip

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from localcluster import external, gobuild, imageexec, images, models
+from localcluster import external, gateway, gobuild, imageexec, images, models
 from localcluster.builder import ImageBuilder
 from localcluster.cluster import Cluster
 from localcluster.debian import FOR_IMAGES, NEEDED, ensure_packages
@@ -57,6 +57,9 @@ def _parser() -> argparse.ArgumentParser:
     names = ", ".join(image.name for image in images.IMAGES)
     load.add_argument("images", nargs="*", help=f"{names}, or all (the default)")
     load.add_argument("--no-install", action="store_true", help=no_install)
+    commands.add_parser(
+        "gateway", help="build and load Envoy Gateway, for tests of routes; not part of `load all`"
+    )
     execute = commands.add_parser(
         EXEC, help="become a program of a loaded image: exec IMAGE PROGRAM [ARGUMENTS]"
     )
@@ -91,6 +94,8 @@ def _local(
             cluster.down()
             progress.say("the cluster is down")
             return 0
+        if options.command == "gateway":
+            return _gateway(cluster, layout, progress)
         if options.command == "load":
             return _load(cluster, layout, progress, options.images)
         gobuild.build_programs(layout, progress)
@@ -117,6 +122,15 @@ def _load(cluster: Cluster, layout: Layout, progress: Progress, names: Sequence[
     for image in chosen:
         state = "loaded" if image.reference in changed else "already there"
         progress.say(f"image {image.reference}: {state}")
+    return 0
+
+
+def _gateway(cluster: Cluster, layout: Layout, progress: Progress) -> int:
+    """Print what an installation of Envoy Gateway needs, as JSON."""
+    if not cluster.store.answers():
+        raise NotReadyError("the cluster does not run: start it with `up` first")
+    builder = ImageBuilder(cluster.store, layout.image_index, host_settings(os.environ), progress)
+    print(json.dumps(asdict(gateway.make(builder, layout, progress))))
     return 0
 
 

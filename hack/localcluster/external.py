@@ -29,6 +29,8 @@ def run_command(command: str, kubeconfig: Path, *, as_json: bool) -> int:
         raise LocalClusterError(
             f"{VARIABLE} is set: this tool does not take down a cluster it did not start"
         )
+    if command == "gateway":
+        raise LocalClusterError(f"{VARIABLE} is set: install a gateway there by its own means")
     if command == "load":
         print("An external cluster loads its own images. Its nodes must be able to get:")
         print("\n".join(image.reference for image in IMAGES))

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from localcluster.cache import content_key, ensure, step_folder
@@ -60,10 +60,15 @@ def build_programs(layout: Layout, progress: Progress) -> None:
             run(["gcc", *PAUSE_FLAGS, "-o", str(folder / "pause"), str(source)])
         ),
     )
-    missing = [module for module in GO_MODULES if not module_folder(layout, module).exists()]
+    build_modules(layout, GO_MODULES, progress)
+
+
+def build_modules(layout: Layout, modules: Sequence[GoModule], progress: Progress) -> None:
+    """Build the modules that the cache lacks."""
+    missing = [module for module in modules if not module_folder(layout, module).exists()]
     if missing and shutil.which("go") is None:
         raise MissingPackagesError(
-            "Go 1.26 or newer is needed to build Kubernetes, and no `go` is on the path"
+            f"Go 1.26 or newer is needed to build {missing[0].name}, and no `go` is on the path"
         )
     for number, module in enumerate(missing, 1):
         with progress.step(f"build {module.name} from Go modules ({number} of {len(missing)})"):

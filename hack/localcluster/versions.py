@@ -5,6 +5,8 @@ from dataclasses import dataclass
 KUBERNETES = "1.37.2"
 PAUSE_IMAGE = "docker.io/local/pause:1"
 COREDNS_IMAGE = "docker.io/local/coredns:1.15.0"
+ENVOY_GATEWAY_IMAGE = "docker.io/local/envoy-gateway:1.9.1"
+ENVOY_IMAGE = "docker.io/local/envoy:1.40.0"
 
 # Compiling is most of a cold start. Debugging data, which the linker drops anyway, takes an eighth
 # of it, and inlining another eighth; a control plane that idles does not miss it.
@@ -68,3 +70,8 @@ GO_MODULES: tuple[GoModule, ...] = (
         _KUBERNETES_FLAGS,
     ),
 )
+
+ENVOY_GATEWAY = GoModule(
+    "envoy-gateway", (("envoy-gateway", "github.com/envoyproxy/gateway/cmd/envoy-gateway"),)
+)
+"""No part of the cluster: built where a test of a gateway asks for it."""

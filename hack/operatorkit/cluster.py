@@ -3,11 +3,11 @@
 import base64
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from kvserving_operator.errors import ApiUnavailable, Conflict
+from kvserving_operator.errors import ApiRejected, ApiUnavailable, Conflict
 from kvserving_operator.kinds import Kind, Object, kind_of
 
 START = 1_800_000_000.0
@@ -41,16 +41,26 @@ class MemoryCluster:
         self.objects: dict[tuple[Kind, str, str], dict[str, Any]] = {}
         self.changes: list[tuple[str, str, str]] = []
         self.broken = False
+        self.refused: dict[Kind, int] = {}
+        """Kinds whose calls are answered with this status: 404 where a cluster lacks one."""
+        self.on_change: Callable[[Kind, dict[str, Any]], None] | None = None
+        """Another controller, told of each object that was stored; it may write its status."""
         self._version = 0
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         """One object, or None."""
         self._fail_if_broken()
+        if self.refused.get(kind) == 404:
+            return None
+        self._refuse(kind)
         return copy.deepcopy(self.objects.get((kind, namespace, name)))
 
     async def list(self, kind: Kind, namespace: str, labels: Mapping[str, str]) -> Sequence[Object]:
         """Objects with these labels."""
         self._fail_if_broken()
+        self._refuse(kind)
+        if kind is Kind.EndpointSlice:
+            return self._endpoints(namespace, labels["kubernetes.io/service-name"])
         return [
             copy.deepcopy(found)
             for (its_kind, its_namespace, _), found in self.objects.items()
@@ -62,6 +72,7 @@ class MemoryCluster:
         """Server-side apply by the one manager there is."""
         self._fail_if_broken()
         key = self._key(manifest)
+        self._refuse(key[0])
         old = self.objects.get(key)
         if subresource == "status":
             if old is None:
@@ -113,6 +124,32 @@ class MemoryCluster:
             found["conditions"] = [*others, dict(condition)]
         self.changes.append(("patch_status", kind.name, name))
 
+    async def patch_labels(
+        self, kind: Kind, namespace: str, name: str, labels: Mapping[str, str]
+    ) -> None:
+        """Set labels of an object that exists."""
+        self._fail_if_broken()
+        found = self.objects.get((kind, namespace, name))
+        if found is not None:
+            found["metadata"]["labels"] |= labels
+            self._tell("patch_labels", kind, name, found)
+
+    def _endpoints(self, namespace: str, service: str) -> Sequence[Object]:
+        """What an endpoints controller would make of a Service and the pods."""
+        found = self.objects.get((Kind.Service, namespace, service))
+        if found is None:
+            return []
+        selector = found["spec"]["selector"]
+        endpoints = [
+            {
+                "targetRef": {"kind": "Pod", "name": name},
+                "conditions": {"ready": _is_ready(pod)},
+            }
+            for name, pod in self.of(Kind.Pod).items()
+            if selector.items() <= pod["metadata"]["labels"].items()
+        ]
+        return [{"endpoints": endpoints}]
+
     def of(self, kind: Kind) -> dict[str, dict[str, Any]]:
         """Objects of a kind by name."""
         return {name: found for (its, _, name), found in self.objects.items() if its is kind}
@@ -148,5 +185,21 @@ class MemoryCluster:
         self._version += 1
         new["metadata"]["resourceVersion"] = str(self._version)
         self.objects[key] = new
-        self.changes.append((verb, key[0].name, key[2]))
+        self._tell(verb, key[0], key[2], new)
         return copy.deepcopy(new)
+
+    def _tell(self, verb: str, kind: Kind, name: str, found: dict[str, Any]) -> None:
+        self.changes.append((verb, kind.name, name))
+        if self.on_change is not None:
+            self.on_change(kind, found)
+
+    def _refuse(self, kind: Kind) -> None:
+        status = self.refused.get(kind)
+        if status is not None:
+            message = f"{kind.name}: {status}"
+            raise ApiUnavailable(message) if status >= 500 else ApiRejected(status, message)
+
+
+def _is_ready(pod: Mapping[str, Any]) -> bool:
+    conditions = pod.get("status", {}).get("conditions", [])
+    return any((c["type"], c["status"]) == ("Ready", "True") for c in conditions)

@@ -6,6 +6,9 @@ from typing import Any
 
 import httpx
 
+from operatorkit.answers import WordModel
+from operatorkit.cluster import Clock
+
 
 class Engines:
     """HTTP of all engines: runtime API and metrics, by pod address."""
@@ -32,6 +35,17 @@ class Engines:
         self.prompts: list[str] = []
         """Texts that were tokenized."""
         self.prompt_tokens = 400
+        self.model = WordModel()
+        self.clueless = False
+        """Whether the model knows no answer, whatever its cache holds."""
+        self.confused: set[str] = set()
+        """Formats through which it knows none."""
+        self.answer_error: httpx.Response | None = None
+        self.seconds_per_answer = 0.0
+        self.clock: Clock | None = None
+        """Goes on while an answer is computed."""
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        """Completions, by address."""
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         """Answer one request; refuse the connection of an engine that is down."""
@@ -39,11 +53,18 @@ class Engines:
         if host in self.down or host not in self.caps:
             raise httpx.ConnectError("connection refused", request=request)
         if request.url.path == "/metrics":
-            text = exposition(self.running, self.preemptions, self.finished)
+            answered = sum(each == host for each, _ in self.asked)
+            text = exposition(self.running, self.preemptions, self.finished + answered)
             return httpx.Response(200, text=text)
         if request.url.path == "/tokenize":
-            self.prompts.append(str(json.loads(request.content).get("prompt", "")))
+            body = json.loads(request.content)
+            self.prompts.append(str(body.get("prompt", "")))
+            if "chat_template_kwargs" in body:
+                text = " ".join(message["content"] for message in body["messages"])
+                return httpx.Response(200, json={"tokens": self.model.tokens(text)})
             return httpx.Response(200, json={"tokens": list(range(self.prompt_tokens))})
+        if request.url.path == "/v1/completions":
+            return self.answer_error or self._complete(host, json.loads(request.content))
         self.tokens.add(request.headers.get("Authorization", ""))
         if request.url.path.endswith("/probe"):
             return self.probe_error or self._probe(host, json.loads(request.content))
@@ -69,6 +90,15 @@ class Engines:
         skip, count = body["skip"], len(body["token_ids"])
         logprobs = [None] * skip + [-2.0 - self.worse.get(dtype, 0.0)] * (count - skip)
         return httpx.Response(200, json={"logprobs": logprobs, "dtype": dtype})
+
+    def _complete(self, host: str, body: dict[str, Any]) -> httpx.Response:
+        self.asked.append((host, body))
+        if self.clock is not None:
+            self.clock.advance(self.seconds_per_answer)
+        knows = not self.clueless and self.dtypes.get(host, "bfloat16") not in self.confused
+        eviction = self.evictions.get(host, {"policy": "None"})
+        text = self.model.answer(body["prompt"], eviction) if knows else " I do not know."
+        return httpx.Response(200, json={"choices": [{"text": text}]})
 
     def _document(self, host: str) -> dict[str, Any]:
         dtype = self.dtypes.get(host, "bfloat16")

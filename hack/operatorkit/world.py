@@ -29,11 +29,14 @@ class World:
         self.clock = Clock()
         self.cluster = MemoryCluster(self.clock)
         self.engines = Engines()
+        self.engines.clock = self.clock
         self.events: list[Announce] = []
         self.fence: Exception | None = None
         self.metrics = OperatorMetrics()
         self.settings = settings
         self.judge = ScriptedJudge()
+        self.rests: list[float] = []
+        """Seconds for which task probes left engines alone."""
         self.http = httpx.AsyncClient(transport=httpx.MockTransport(self.engines), trust_env=False)
         self.controller = self.new_controller()
         self._pods = 0
@@ -51,8 +54,14 @@ class World:
             monotonic=self.clock,
             new_token=lambda: f"token-{len(self.cluster.changes)}",
             judge=self.judge,
+            sleep=self._sleep,
         )
         return self.controller
+
+    async def _sleep(self, seconds: float) -> None:
+        """Let the time of a pause pass at once."""
+        self.rests.append(seconds)
+        self.clock.advance(seconds)
 
     def _may_act(self) -> None:
         if self.fence is not None:

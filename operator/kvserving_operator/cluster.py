@@ -44,6 +44,11 @@ class Cluster(Protocol):
     async def patch_status(self, kind: Kind, namespace: str, name: str, status: Object) -> None:
         """Strategic merge of a part of the status."""
 
+    async def patch_labels(
+        self, kind: Kind, namespace: str, name: str, labels: Mapping[str, str]
+    ) -> None:
+        """Set labels of an object that exists; no error where it is gone."""
+
 
 class KubernetesCluster:
     """The real thing, over the asyncio client of the `kubernetes` package."""
@@ -134,6 +139,22 @@ class KubernetesCluster:
             body={"status": status},
             content_type=STRATEGIC,
         )
+
+    async def patch_labels(
+        self, kind: Kind, namespace: str, name: str, labels: Mapping[str, str]
+    ) -> None:
+        """Set labels of an object that exists; no error where it is gone."""
+        try:
+            await self._call(
+                "PATCH",
+                kind.path(namespace, name),
+                query=[("fieldManager", FIELD_MANAGER)],
+                body={"metadata": {"labels": dict(labels)}},
+                content_type=STRATEGIC,
+            )
+        except ApiRejected as error:
+            if error.status != 404:
+                raise
 
     async def _call(
         self,

@@ -1,5 +1,6 @@
 """One look at a KVServing: observe, step, apply, tune, report; the shell around the pure parts."""
 
+import asyncio
 import logging
 import secrets
 import time
@@ -35,6 +36,9 @@ from kvserving_operator.settings import Settings
 from kvserving_operator.situation import Situation
 from kvserving_operator.status import build_status, invalid_status, parse_status
 from kvserving_operator.switching import Switcher
+from kvserving_operator.traffic.router import Router, Sleep
+from kvserving_operator.trials.asking import Asking
+from kvserving_operator.trials.audit import trial_line
 from kvserving_operator.trials.probing import Probing
 from kvserving_operator.trials.report import events
 from kvserving_operator.trials.runner import TrialRunner, read_policy
@@ -64,7 +68,9 @@ class Controller:
         monotonic: Callable[[], float] = time.monotonic,
         new_token: Callable[[], str] = lambda: secrets.token_urlsafe(32),
         judge: Judge = decide,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
+        self._sleep = sleep
         self._judge = judge
         self._cluster = FencedCluster(cluster, may_act)
         self._settings = settings
@@ -75,7 +81,7 @@ class Controller:
         self._clock = clock
         self._monotonic = monotonic
         self._executor = Executor(self._cluster, settings, announce, monotonic, new_token)
-        self._fleet = Fleet(self._executor, clock)
+        self._fleet = Fleet(self._executor, Router(self._cluster, sleep), clock)
         self._sessions: dict[tuple[str, str], Session] = {}
         self._last_success = monotonic()
 
@@ -142,6 +148,10 @@ class Controller:
         announced = switch_events(facts.switched)
         if facts.trial is not None:
             announced += events(facts.trial)
+            line = trial_line(facts.trial, f"{facts.ref.namespace}/{facts.ref.name}", facts.now)
+            if line:
+                audit.info(line)
+        announced += facts.shifts
         for announcement in (
             *announced,
             *trouble(before, status, (*facts.step.actions, *announced)),
@@ -183,7 +193,13 @@ class Controller:
         policy = await read_policy(self._cluster, serving)
         steady = step.phase is not Phase.ROLLING
         trial = await self._fleet.try_changes(session, ref, serving, pods, turn, policy, steady)
+        # Before, so that pods are out of the others' arm when they take a change, and out of both
+        # when they give it up; and after, as what they have taken decides about their share.
+        traffic, said = await self._fleet.steer(session, ref, serving, pods, turn, policy)
         turn, switched = await self._fleet.bring(session, ref, serving, pods, turn)
+        if session.memory.trials.running is not None and serving.spec.routing is not None:
+            traffic, more = await self._fleet.steer(session, ref, serving, pods, turn, policy)
+            said += more
         return Facts(
             serving=serving,
             ref=ref,
@@ -195,6 +211,8 @@ class Controller:
             policy_missing=policy.missing,
             trials=session.memory.trials,
             trial=trial,
+            traffic=traffic,
+            shifts=said,
             api_problem=problem,
         )
 
@@ -249,7 +267,9 @@ class Controller:
             tuner = ServingTuner(
                 self._http, client, self._may_act, self._settings.tick_seconds, self._judge
             )
-            trials = TrialRunner(self._cluster, Probing(ProbeClient(self._http)))
+            probes = ProbeClient(self._http)
+            asking = Asking(probes, self._sleep, self._monotonic, self._clock)
+            trials = TrialRunner(self._cluster, Probing(probes, self._clock), asking)
             session = Session(uid, tuner, Switcher(client, self._may_act), trials)
             self._sessions[(namespace, name)] = session
             self._metrics.servings.set(len(self._sessions))

@@ -81,11 +81,13 @@ class Executor:
         existing: Object | None,
     ) -> None:
         """Do what a roll-out step asks for, and keep the children as they should be."""
-        resync = self._monotonic() >= session.resync_at
+        routed = serving.spec.routing is not None
+        resync = self._monotonic() >= session.resync_at or routed != session.routed
         if resync:
             await self._learn_token(session, ref)
-            for manifest in children(ref):
+            for manifest in children(ref, routed=routed):
                 await self._cluster.apply(manifest)
+            session.routed = routed
         memory = session.memory.model_copy(update={"revisions": step.state})
         await self.remember(session, ref, memory, force=resync)
         for action in step.actions:

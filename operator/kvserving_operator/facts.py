@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass, field
 
+from kvserving_operator.actions import Announce
 from kvserving_operator.api.v1alpha1 import KVServing
 from kvserving_operator.observe import PodView
 from kvserving_operator.render.names import ServingRef
 from kvserving_operator.rollout import Step
 from kvserving_operator.switching import Switched
+from kvserving_operator.traffic.report import Traffic
 from kvserving_operator.trials.record import Trials
 from kvserving_operator.trials.turn import Outcome
 from kvserving_operator.tuning import Turn
@@ -28,6 +30,9 @@ class Facts:
     trials: Trials = field(default_factory=Trials)
     trial: Outcome | None = None
     """What became of the trials at this tick; None where they could not be looked at."""
+    traffic: Traffic = field(default_factory=Traffic)
+    shifts: tuple[Announce, ...] = ()
+    """Events about users' requests that go elsewhere."""
     api_problem: str = ""
     """What the Kubernetes API refused, empty for nothing."""
     engines: tuple[PodView, ...] = field(init=False)

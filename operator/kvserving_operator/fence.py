@@ -45,3 +45,10 @@ class FencedCluster:
         """Merge a part of the status, while holding the Lease."""
         self._may_act()
         await self._cluster.patch_status(kind, namespace, name, status)
+
+    async def patch_labels(
+        self, kind: Kind, namespace: str, name: str, labels: Mapping[str, str]
+    ) -> None:
+        """Set labels, while holding the Lease."""
+        self._may_act()
+        await self._cluster.patch_labels(kind, namespace, name, labels)

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from kvserving_operator.api.v1alpha1 import KVServing
+from kvserving_operator.actions import Announce
+from kvserving_operator.api.v1alpha1 import KVServing, SplitBy
 from kvserving_operator.executor import Executor
 from kvserving_operator.groups import grouped
 from kvserving_operator.live import Refusal
@@ -11,6 +12,8 @@ from kvserving_operator.promoted import Needs, cap_of, gates
 from kvserving_operator.render.names import RETRY_ANNOTATION, ServingRef
 from kvserving_operator.session import Session
 from kvserving_operator.switching import Request, Switched
+from kvserving_operator.traffic.report import Traffic, traffic_events
+from kvserving_operator.traffic.router import Router, Situation
 from kvserving_operator.trials.record import Trials
 from kvserving_operator.trials.runner import Policy
 from kvserving_operator.trials.turn import Outcome
@@ -20,8 +23,9 @@ from kvserving_operator.tuning import Turn
 class Fleet:
     """Engines of any KVServing; what is remembered of one is in its session."""
 
-    def __init__(self, executor: Executor, clock: Callable[[], float]) -> None:
+    def __init__(self, executor: Executor, router: Router, clock: Callable[[], float]) -> None:
         self._executor = executor
+        self._router = router
         self._clock = clock
 
     async def try_changes(
@@ -47,6 +51,7 @@ class Fleet:
             ref,
             serving,
             current,
+            current.live,
             tuple(pod for pod in pods if not pod.deleting and pod.revision == current.hash),
             turn,
             session.token,
@@ -54,9 +59,47 @@ class Fleet:
             session.memory.refusals,
             policy,
             steady,
+            session.memory.traffic.routed,
             self._clock(),
             remember,
         )
+
+    async def steer(
+        self,
+        session: Session,
+        ref: ServingRef,
+        serving: KVServing,
+        pods: tuple[PodView, ...],
+        turn: Turn,
+        policy: Policy,
+    ) -> tuple[Traffic, tuple[Announce, ...]]:
+        """Share users' requests out as the trial under way asks for; with Events about that."""
+        record, before = session.memory.trials.running, session.memory.traffic
+        if serving.spec.routing is not None and not before.attached:
+            # First: what was made for a gateway must be known to go with it.
+            before = before.model_copy(update={"attached": True})
+            memory = session.memory.model_copy(update={"traffic": before})
+            await self._executor.remember(session, ref, memory)
+        split_by = SplitBy.SESSION
+        if record is not None:
+            split_by = record.split_by
+        elif policy.spec is not None:
+            split_by = policy.spec.ab.split_by
+        traffic = await self._router.steer(
+            Situation(
+                ref=ref,
+                serving=serving,
+                pods=pods,
+                record=record,
+                split_by=split_by,
+                runtime=turn.readback.runtime,
+                observation=turn.observation,
+                state=before,
+            )
+        )
+        memory = session.memory.model_copy(update={"traffic": traffic.state})
+        await self._executor.remember(session, ref, memory)
+        return traffic, traffic_events(before, traffic)
 
     async def bring(
         self,

@@ -20,10 +20,12 @@ import httpx
 import kopf
 from prometheus_client import start_http_server
 
+from kvserving_operator.acceptance import Acceptance
 from kvserving_operator.actions import Announce
 from kvserving_operator.cluster import Cluster, KubernetesCluster
 from kvserving_operator.controller import Controller
 from kvserving_operator.errors import OperatorError, Retryable
+from kvserving_operator.fence import FencedCluster
 from kvserving_operator.kinds import API_GROUP, API_VERSION, Object
 from kvserving_operator.lease import LeaseGuard, LeaseSettings
 from kvserving_operator.metrics import OperatorMetrics
@@ -61,6 +63,7 @@ class Operator:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     lost: bool = False
     controller: Controller | None = None
+    acceptance: Acceptance | None = None
     guard: LeaseGuard | None = None
     keeper: asyncio.Task[None] | None = None
     metrics: OperatorMetrics = field(default_factory=OperatorMetrics)
@@ -103,6 +106,7 @@ class Operator:
         self.controller = Controller(
             cluster, self.settings, http, self.metrics, _announce, self.guard.ensure_held
         )
+        self.acceptance = Acceptance(FencedCluster(cluster, self.guard.ensure_held), time.time)
 
     async def finish(self) -> None:
         """Let the Lease go, so that a successor need not wait, and close connections."""
@@ -151,6 +155,7 @@ def register(registry: kopf.OperatorRegistry, operator: Operator) -> None:
     _register_life_cycle(registry, operator)
     _register_servings(registry, operator)
     _register_children(registry, operator)
+    _register_others(registry, operator)
 
 
 def _register_life_cycle(registry: kopf.OperatorRegistry, operator: Operator) -> None:
@@ -229,6 +234,27 @@ def _register_children(registry: kopf.OperatorRegistry, operator: Operator) -> N
         kopf.on.event(
             group, version, plural, registry=registry, id="child", labels=dict(MANAGED_BY)
         )(child_changed)
+
+
+def _register_others(registry: kopf.OperatorRegistry, operator: Operator) -> None:
+    """Policies and trials. Events leave no annotation of kopf's on what people wrote."""
+
+    @kopf.on.event(API_GROUP, API_VERSION, "kvrollbackpolicies", registry=registry, id="policy")
+    async def policy(event: Any, body: Any, **_: Any) -> None:
+        if operator.acceptance is not None and event.get("type") != "DELETED":
+            await told(operator.acceptance.policy(body), body)
+
+    @kopf.on.event(API_GROUP, API_VERSION, "kvtrials", registry=registry, id="trial")
+    async def trial(event: Any, body: Any, **_: Any) -> None:
+        if operator.acceptance is not None and event.get("type") != "DELETED":
+            await told(operator.acceptance.trial(body), body)
+
+    async def told(saying: Awaitable[None], body: Any) -> None:
+        try:
+            await saying
+        except OperatorError as error:
+            meta = body["metadata"]
+            logger.warning("%s/%s: %s", meta["namespace"], meta["name"], error)
 
 
 def configure(settings: kopf.OperatorSettings) -> None:

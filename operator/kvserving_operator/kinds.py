@@ -34,6 +34,9 @@ class Kind(Enum):
     PodDisruptionBudget = _Route("policy/v1", "poddisruptionbudgets")
     NetworkPolicy = _Route("networking.k8s.io/v1", "networkpolicies")
     Lease = _Route("coordination.k8s.io/v1", "leases")
+    EndpointSlice = _Route("discovery.k8s.io/v1", "endpointslices")
+    HTTPRoute = _Route("gateway.networking.k8s.io/v1", "httproutes")
+    BackendTrafficPolicy = _Route("gateway.envoyproxy.io/v1alpha1", "backendtrafficpolicies")
 
     @property
     def api_version(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from kvserving_operator.api.v1alpha1 import EvictionPolicy, KVServingSpec
+from kvserving_operator.api.v1alpha1 import EvictionPolicy, EvictionSpec, KVServingSpec
 from kvserving_operator.hashing import content_hash
 from kvserving_operator.observe import PodView
 from kvserving_tuner.runtime_client import RuntimeState
@@ -32,7 +32,13 @@ class KVSettings(_Frozen):
     eviction: Mapping[str, Any] = Field(default_factory=lambda: dict(NO_EVICTION))
 
     def __str__(self) -> str:
-        return described(self.kv_cache_dtype, self.eviction["policy"])
+        return described(self.kv_cache_dtype, self.evicted)
+
+    @property
+    def evicted(self) -> str:
+        """Eviction in words."""
+        policy, window = str(self.eviction["policy"]), self.eviction.get("window_tokens")
+        return policy if window is None else f"{policy} of {window} tokens"
 
     def key(self, retry: str) -> str:
         """Names one attempt: these settings under one value of the retry annotation."""
@@ -58,17 +64,21 @@ class Refusal(_Frozen):
 
 def asked(spec: KVServingSpec) -> KVSettings:
     """What a spec asks for."""
-    eviction = spec.kv_cache.eviction
+    return KVSettings(
+        kv_cache_dtype=spec.kv_cache.dtype.value,
+        eviction=runtime_eviction(spec.kv_cache.eviction),
+    )
+
+
+def runtime_eviction(eviction: EvictionSpec) -> dict[str, Any]:
+    """Eviction in the runtime API's words."""
     fields = {
         "policy": eviction.policy.value,
         "sink_tokens": eviction.sink_tokens,
         "window_tokens": eviction.window_tokens,
         "budget_percent": eviction.budget_percent,
     }
-    return KVSettings(
-        kv_cache_dtype=spec.kv_cache.dtype.value,
-        eviction={name: value for name, value in fields.items() if value is not None},
-    )
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def offers_of(state: RuntimeState) -> dict[str, Any]:

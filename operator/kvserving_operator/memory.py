@@ -19,6 +19,7 @@ from kvserving_operator.render.names import (
     ServingRef,
 )
 from kvserving_operator.revisions import Revision, RevisionState
+from kvserving_operator.traffic.state import TrafficState
 from kvserving_operator.trials.record import Trials
 from kvserving_tuner.state import TunerState
 
@@ -42,6 +43,7 @@ class Memory(BaseModel):
     """Engines that could not take the settings asked for, so that they are not asked again and
     again: an attempt has their requests computed anew."""
     trials: Trials = Trials()
+    traffic: TrafficState = TrafficState()
 
     def worth_storing(self, stored: Self) -> bool:
         """Whether it differs from what is stored in more than passing fields."""
@@ -49,7 +51,8 @@ class Memory(BaseModel):
         def lasting(memory: Memory) -> Any:
             tuner = memory.tuner.model_dump(exclude=set(PASSING_FIELDS))
             refusals, trials = memory.refusals, memory.trials.lasting()
-            return memory.revisions, tuner, dict(memory.basis), refusals, trials
+            traffic = memory.traffic.lasting()
+            return memory.revisions, tuner, dict(memory.basis), refusals, trials, traffic
 
         return bool(lasting(self) != lasting(stored))
 

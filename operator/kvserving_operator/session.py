@@ -24,5 +24,7 @@ class Session:
     token: str | None = None
     resync_at: float = 0.0
     """When every child is applied again, on the monotonic clock."""
+    routed: bool = False
+    """Whether the Services of the tracks were among the children at the last resync."""
     deployment_generation: int | None = None
     """Generation of the Deployment after our last apply: another one means a foreign edit."""

@@ -34,6 +34,7 @@ from kvserving_operator.observe import PodView
 from kvserving_operator.render.names import ENGINE_PORT
 from kvserving_operator.rollout import Phase
 from kvserving_operator.status_tuning import capacity, effective, last_decision, recommendation
+from kvserving_operator.traffic.report import traffic_status
 from kvserving_operator.trials.report import promoted_value, verdict_status
 from kvserving_operator.verdicts import (
     Outcome,
@@ -43,6 +44,7 @@ from kvserving_operator.verdicts import (
     quality_gate,
     ready,
     rolled_back,
+    routed,
     tuning_active,
 )
 
@@ -85,6 +87,7 @@ def build_status(previous: KVServingStatus, facts: Facts) -> KVServingStatus:
         ),
         recommendation=recommendation(facts.turn.state, spec.tuning.mode),
         last_decision=last_decision(facts.turn, previous.last_decision),
+        traffic=traffic_status(facts.traffic),
         verdicts=_verdicts(previous.verdicts, facts),
         preflight=_preflight(previous.preflight, facts),
     )
@@ -152,6 +155,7 @@ def _outcomes(facts: Facts) -> Iterable[tuple[ConditionType, Outcome | None]]:
     yield ConditionType.QUALITY_GATE, quality_gate(facts)
     yield ConditionType.TUNING_ACTIVE, tuning_active(facts)
     yield ConditionType.ROLLED_BACK, rolled_back(facts)
+    yield ConditionType.ROUTED, routed(facts)
 
 
 def _generation(type: ConditionType, old: Condition | None, outcome: Outcome, facts: Facts) -> int:

@@ -89,6 +89,15 @@ class Turn:
         return replace(self, readback=self.readback.having(states))
 
 
+def slo_of(spec: KVServingSpec) -> Slo:
+    """Targets of latency that a spec states."""
+    return Slo(
+        ttft_ms=spec.slo.ttft_milliseconds,
+        tpot_ms=spec.slo.tpot_milliseconds,
+        percentile=spec.slo.percentile,
+    )
+
+
 def tuning_settings(spec: KVServingSpec) -> TuningSettings:
     """Settings of the tuner from a spec."""
     knob = {k.name: k for k in spec.tuning.knobs}.get(KnobName.MAX_ACTIVE_SEQS)
@@ -98,11 +107,7 @@ def tuning_settings(spec: KVServingSpec) -> TuningSettings:
     return TuningSettings(
         mode=Mode(spec.tuning.mode.value),
         max_active_seqs=bounds,
-        slo=Slo(
-            ttft_ms=spec.slo.ttft_milliseconds,
-            tpot_ms=spec.slo.tpot_milliseconds,
-            percentile=spec.slo.percentile,
-        ),
+        slo=slo_of(spec),
         cooldowns=Cooldowns(
             live_seconds=spec.tuning.cooldown.live_seconds,
             dtype_seconds=spec.tuning.cooldown.dtype_seconds,

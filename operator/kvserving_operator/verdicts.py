@@ -151,6 +151,12 @@ def rolled_back(facts: Facts) -> Outcome:
     return Outcome(False, Reason.NOT_ROLLED_BACK, message)
 
 
+def routed(facts: Facts) -> Outcome:
+    """Whether users' requests come in by a route whose weights count."""
+    traffic = facts.traffic
+    return Outcome(traffic.accepted, traffic.reason, traffic.message)
+
+
 def _waits_for_leaving(facts: Facts) -> bool:
     """Whether an engine that drains still holds what the next one needs: it will leave."""
     leaving = any(pod.deleting for pod in facts.pods)

@@ -197,6 +197,16 @@ def test_no_rule_is_wider_than_it_must_be(render: Any) -> None:
             assert set(rule["verbs"]) == {"get", "create", "patch"}
 
 
+def test_routes_are_written_only_where_that_is_asked_for(render: Any) -> None:
+    def groups(values: dict[str, Any]) -> set[str]:
+        rules = only(render(values), "ClusterRole", "kvserving-operator")["rules"]
+        return {group for rule in rules for group in rule["apiGroups"]}
+
+    route_groups = {"gateway.networking.k8s.io", "gateway.envoyproxy.io", "discovery.k8s.io"}
+    assert not route_groups & groups({})
+    assert route_groups <= groups({"gateway": {"enabled": True}})
+
+
 def test_no_two_objects_share_a_name(render: Any) -> None:
     manifests = render({"watchNamespaces": ["blue", "green"]})
     keys = [(m["kind"], m["metadata"].get("namespace"), m["metadata"]["name"]) for m in manifests]

@@ -22,6 +22,7 @@ COUNTS = {
     "maxActiveSeqs",
     "blockSize",
     "blocks",
+    "requests",
     "tensor",
     "pipeline",
     "percentile",

@@ -17,13 +17,6 @@ CHILDREN = (
 )
 
 
-def kill_operator(kube: Kube) -> None:
-    kube.run(
-        "delete", "pod", "-n", chart.NAMESPACE, "-l", "app.kubernetes.io/name=kvserving-operator",
-        "--grace-period=0", "--force",
-    )  # fmt: skip
-
-
 def children(kube: Kube, namespace: str) -> dict[str, str]:
     text = kube.run(
         "get", CHILDREN, "-n", namespace, "-l", f"kvserving.dev/serving={NAME}",
@@ -43,7 +36,7 @@ def children(kube: Kube, namespace: str) -> dict[str, str]:
 def test_killed_while_a_serving_comes_up(kube: Kube, namespace: str, delay_seconds: float) -> None:
     kube.apply(tiny_serving(NAME), namespace)
     time.sleep(delay_seconds)
-    kill_operator(kube)
+    chart.kill_operator(kube)
     wait_ready(kube, NAME, namespace)
     made = children(kube, namespace)
     expected = {
@@ -57,7 +50,7 @@ def test_killed_while_a_serving_comes_up(kube: Kube, namespace: str, delay_secon
 
     # A restart with everything in place changes nothing: same objects, same pod.
     pods = [pod["metadata"]["uid"] for pod in engine_pods(kube, NAME, namespace)]
-    kill_operator(kube)
+    chart.kill_operator(kube)
     kube.run("rollout", "status", "deployment/kvserving-operator", "-n", chart.NAMESPACE)
     time.sleep(15)
     assert made == children(kube, namespace)

@@ -14,6 +14,7 @@ from harness.serving import engine_pods, wait_ready
 
 pytestmark = pytest.mark.cluster
 NAME = "rolling"
+STREAMING = {"policy": "StreamingLLM", "sinkTokens": 4, "windowTokens": 256}
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +55,15 @@ def capacity(kube: Kube, namespace: str) -> int:
     return int(status["capacity"]["kvCacheTokens"])
 
 
-def wait_effective(kube: Kube, namespace: str, dtype: str) -> None:
-    """Wait until status reads the KV dtype back from all engines."""
+def wait_effective(kube: Kube, namespace: str, **wanted: str) -> None:
+    """Wait until status reads these settings back from all engines."""
 
     def effective() -> bool:
         status = (kube.get(KVSERVING, NAME, namespace) or {}).get("status", {})
-        return bool(dtype == status.get("effective", {}).get("kvCacheDtype"))
+        found = status.get("effective", {})
+        return all(found.get(name) == value for name, value in wanted.items())
 
-    wait_for(effective, f"effective.kvCacheDtype is {dtype}", timeout_seconds=120)
+    wait_for(effective, f"effective settings have {wanted}", timeout_seconds=120)
 
 
 def edit(kube: Kube, namespace: str, spec: dict[str, Any]) -> set[str]:
@@ -107,18 +109,34 @@ def test_a_kv_dtype_reaches_both_engines_while_they_serve(
     room = capacity(kube, serving)
     wait_for(lambda: len(client.outcomes) > 4, "the client is served", timeout_seconds=120)
     kube.patch(KVSERVING, NAME, serving, {"spec": {"kvCache": {"dtype": "int4"}}})
-    wait_effective(kube, serving, "int4")
+    wait_effective(kube, serving, kvCacheDtype="int4")
     wait_ready(kube, NAME, serving)
     assert (before, pods) == (revision(kube, serving), containers(kube, serving))
     assert capacity(kube, serving) > 3 * room
 
 
 @pytest.mark.full
-def test_a_pod_that_takes_anothers_place_has_the_kv_dtype_before_it_is_ready(
+def test_eviction_reaches_both_engines_and_leaves_them_while_they_serve(
     kube: Kube, serving: str, client: ChatLoad
 ) -> None:
-    kube.patch(KVSERVING, NAME, serving, {"spec": {"kvCache": {"dtype": "int4"}}})
-    wait_effective(kube, serving, "int4")
+    before, pods = revision(kube, serving), containers(kube, serving)
+    wait_for(lambda: len(client.outcomes) > 4, "the client is served", timeout_seconds=120)
+    kube.patch(KVSERVING, NAME, serving, {"spec": {"kvCache": {"eviction": STREAMING}}})
+    wait_effective(kube, serving, eviction="StreamingLLM")
+    # In a merge patch, null removes the field.
+    kube.patch(KVSERVING, NAME, serving, {"spec": {"kvCache": {"eviction": None}}})
+    wait_effective(kube, serving, eviction="None")
+    wait_ready(kube, NAME, serving)
+    assert (before, pods) == (revision(kube, serving), containers(kube, serving))
+
+
+@pytest.mark.full
+def test_a_pod_that_takes_anothers_place_has_dtype_and_eviction_before_it_is_ready(
+    kube: Kube, serving: str, client: ChatLoad
+) -> None:
+    cache = {"dtype": "int4", "eviction": STREAMING}
+    kube.patch(KVSERVING, NAME, serving, {"spec": {"kvCache": cache}})
+    wait_effective(kube, serving, kvCacheDtype="int4", eviction="StreamingLLM")
     before = containers(kube, serving)
     gone = engine_pods(kube, NAME, serving)[0]["metadata"]["name"]
     kube.run("delete", "pod", gone, "-n", serving, "--wait=false")
@@ -133,8 +151,12 @@ def test_a_pod_that_takes_anothers_place_has_the_kv_dtype_before_it_is_ready(
     token = base64.b64decode(secret["data"]["token"]).decode()
     url = f"http://{pod['status']['podIP']}:8000/kvserving/v1/runtime"
     answer = httpx.get(url, headers={"Authorization": f"Bearer {token}"}, timeout=10).json()
-    assert "int4" == answer["effective"]["kv_cache_dtype"]
-    wait_effective(kube, serving, "int4")
+    effective = answer["effective"]
+    assert "int4" == effective["kv_cache_dtype"]
+    assert STREAMING["windowTokens"] == effective["eviction"]["window_tokens"]
+    wait_effective(kube, serving, kvCacheDtype="int4", eviction="StreamingLLM")
+    kube.patch(KVSERVING, NAME, serving, {"spec": {"kvCache": {"eviction": None}}})
+    wait_effective(kube, serving, kvCacheDtype="int4", eviction="None")
 
 
 def test_an_edit_that_changes_no_pod_rolls_nothing(kube: Kube, serving: str) -> None:

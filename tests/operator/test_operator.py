@@ -281,6 +281,33 @@ async def test_answers_of_the_api_become_typed_errors(api: Any) -> None:
         assert 404 == refusal.value.status
         found = await cluster.list(Kind.ConfigMap, NAMESPACE, {})
         assert ["a"] == [each["metadata"]["name"] for each in found]
+        await cluster.patch_labels(Kind.ConfigMap, NAMESPACE, "a", {"track": "candidate"})
+        await cluster.patch_labels(Kind.ConfigMap, NAMESPACE, "gone", {"track": "candidate"})
+        labelled = await cluster.get(Kind.ConfigMap, NAMESPACE, "a")
+        assert labelled is not None
+        assert ({"track": "candidate"}, {"k": "v"}) == (
+            labelled["metadata"]["labels"],
+            labelled["data"],
+        )
+
+
+async def test_a_gateway_in_the_spec_gets_a_route_over_the_api(api: Any) -> None:
+    api.objects[SERVING].patch({"spec": {"routing": {"gatewayRef": {"name": "gw"}}}})
+    key = ("gateway.networking.k8s.io/v1/httproutes", NAMESPACE, NAME)
+    async with running(operator_for(api)):
+        await until(lambda: exists(api, key), "the route")
+        await until(lambda: condition(api, "Routed"), "what became of it")
+        assert "RoutePending" == condition(api, "Routed")["reason"]
+        answer = {
+            "parentRef": {"name": "gw"},
+            "controllerName": "example.com/gateway",
+            "conditions": [{"type": "Accepted", "status": "True"}],
+        }
+        api.objects[key].patch({"status": {"parents": [answer]}})
+        await until(
+            lambda: condition(api, "Routed")["reason"] == "RouteAccepted", "the gateway's answer"
+        )
+        await delete_serving(api)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_a_fault_in_a_config_map_is_told_in_full() -> None:
     _, problem = parsed(ProbeSetKind.CONFIG_MAP, '{"prompt": "a"}\n{"text": "b"}')
     assert problem == (
         "spec.quality.probeSet: ConfigMap probes: line 2: text: "
-        "expected one of name, prompt, messages"
+        "expected one of name, prompt, messages, reference, metric"
     )
     _, problem = parsed(ProbeSetKind.CONFIG_MAP, "", key="others")
     assert problem.endswith("no key prompts.jsonl, expected one of others")

@@ -355,8 +355,11 @@ def test_one_pod_at_a_time_is_replaced_and_none_added() -> None:
 def test_the_track_is_in_service_selectors_only() -> None:
     found = deployment(REF, template_of(), spec_of(), 1, Inputs("inputs", "base", "image"))
     assert "kvserving.dev/track" not in found["spec"]["selector"]["matchLabels"]
-    services = {c["metadata"]["name"]: c["spec"] for c in children(REF) if c["kind"] == "Service"}
-    assert "stable" == services[NAME]["selector"]["kvserving.dev/track"]
+    made = children(REF, routed=True)
+    services = {c["metadata"]["name"]: c["spec"] for c in made if c["kind"] == "Service"}
+    assert "kvserving.dev/track" not in services[NAME]["selector"]
+    for track in ("stable", "candidate"):
+        assert track == services[f"{NAME}-{track}"]["selector"]["kvserving.dev/track"]
     engines = services[f"{NAME}-engines"]
     assert "None" == engines["clusterIP"]
     assert engines["publishNotReadyAddresses"] is True

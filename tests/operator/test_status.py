@@ -14,7 +14,7 @@ from operatorkit.world import World, set_condition
 
 TYPES = {
     "Ready", "Progressing", "Degraded", "MetricsAvailable", "QualityGate", "TuningActive",
-    "RolledBack",
+    "RolledBack", "Routed",
 }  # fmt: skip
 
 

@@ -1,82 +1,26 @@
 """Edits of `spec.kvCache` under a policy, and KVTrials that people make, from begin to end."""
 
-import asyncio
+import json
 from typing import Any
 
 import httpx
 import pytest
 
-from kvserving_operator.kinds import Kind
-from operatorkit.specs import NAME, NAMESPACE, engine_spec
+from kvserving_tuner.trials.plan import Gain
+from operatorkit.specs import engine_spec
+from operatorkit.trials import (
+    GUARDED,
+    POLICY,
+    only_trial,
+    put_policy,
+    put_probes,
+    put_trial,
+    reach,
+    ready,
+    serve,
+    trials,
+)
 from operatorkit.world import World
-
-POLICY: dict[str, Any] = {
-    "ab": {"steps": [50, 100], "minRequests": 4, "minDurationSeconds": 20},
-    "guards": {},
-    "quality": {"minSamples": 5},
-}
-GUARDED = {"rollbackPolicyRef": {"name": "policy"}}
-
-
-def put_policy(world: World, **changes: Any) -> None:
-    spec = {**POLICY, **changes}
-    world.cluster.objects[(Kind.KVRollbackPolicy, NAMESPACE, "policy")] = {
-        "apiVersion": "kvserving.dev/v1alpha1",
-        "kind": "KVRollbackPolicy",
-        "metadata": {"name": "policy", "namespace": NAMESPACE, "uid": "policy-uid"},
-        "spec": spec,
-    }
-
-
-def put_trial(world: World, name: str = "by-hand", dtype: str = "int8", **spec: Any) -> None:
-    key = (Kind.KVTrial, NAMESPACE, name)
-    old = world.cluster.objects.get(key, {})
-    world.cluster.objects[key] = {
-        "apiVersion": "kvserving.dev/v1alpha1",
-        "kind": "KVTrial",
-        "metadata": {"name": name, "namespace": NAMESPACE, "uid": name, "generation": 1},
-        "spec": {
-            "servingRef": {"name": NAME},
-            "change": {"kvCacheDtype": dtype},
-            "policy": POLICY,
-            **spec,
-        },
-        "status": old.get("status", {}),
-    }
-
-
-def trials(world: World) -> dict[str, dict[str, Any]]:
-    return world.cluster.of(Kind.KVTrial)
-
-
-def only_trial(world: World) -> dict[str, Any]:
-    (found,) = trials(world).values()
-    status: dict[str, Any] = found["status"]
-    return status
-
-
-async def serve(world: World, looks: int, finishes: int = 2) -> None:
-    """Looks with users' requests, and time for probes in between."""
-    for _ in range(looks):
-        world.engines.finished += finishes
-        await world.tick()
-        for _ in range(8):
-            await asyncio.sleep(0)
-
-
-async def reach(world: World, state: str, looks: int = 40) -> None:
-    """Look until the only trial is in a state."""
-    for _ in range(looks):
-        await serve(world, 1)
-        if trials(world) and only_trial(world).get("state") == state:
-            return
-    raise AssertionError(f"not {state}: {trials(world)}")
-
-
-async def ready(world: World, replicas: int = 2, **spec: Any) -> None:
-    put_policy(world)
-    world.put(replicas=replicas, **GUARDED, **spec)
-    await world.settle()
 
 
 def dtypes(world: World) -> list[str]:
@@ -127,6 +71,21 @@ async def test_a_bad_format_never_reaches_a_pod(world: World) -> None:
     world.put(replicas=2, **GUARDED, kvCache={"dtype": "int2"})
     await serve(world, 10)
     assert 1 == len(trials(world))
+    assert "True" == world.condition("RolledBack")["status"]
+
+
+async def test_without_screening_the_gate_in_service_catches_a_bad_format(world: World) -> None:
+    await ready(world)
+    put_policy(world, quality={"minSamples": 5, "screening": "Disabled"})
+    world.put(replicas=2, **GUARDED, kvCache={"dtype": "int2"})
+    await serve(world, 40)
+    status = only_trial(world)
+    assert ("RolledBack", "QualityDrop") == (status["verdict"], status["reason"])
+    evidence = {each["name"]: each for each in status["evidence"]}
+    assert "Failed" == evidence["ServedLikelihoodShort"]["outcome"]
+    assert not any(name.startswith("Screened") for name in evidence)
+    assert "int2" in [body.get("kv_cache_dtype") for _, body in world.engines.patches]
+    assert ["bfloat16", "bfloat16"] == dtypes(world)
     assert "True" == world.condition("RolledBack")["status"]
 
 
@@ -307,15 +266,6 @@ async def test_no_evidence_holds_and_the_policy_says_for_how_long(world: World) 
 PROMPTS = "\n".join(f'{{"prompt": "text {number}"}}' for number in range(100))
 
 
-def put_probes(world: World, text: str) -> None:
-    world.cluster.objects[(Kind.ConfigMap, NAMESPACE, "probes")] = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": "probes", "namespace": NAMESPACE, "uid": "probes-uid"},
-        "data": {"prompts.jsonl": text},
-    }
-
-
 async def test_a_users_own_prompts_are_scored_and_faulty_ones_hold_the_trial(world: World) -> None:
     put_policy(world)
     spec: dict[str, Any] = {**GUARDED, "quality": {"probeSet": {"name": "probes"}}}
@@ -377,3 +327,53 @@ async def test_a_candidate_whose_engine_ends_is_rolled_back_at_once(world: World
     status = only_trial(world)
     assert ("RolledBack", "HardStop") == (status["verdict"], status["reason"])
     assert ["bfloat16", "bfloat16"] == dtypes(world)
+
+
+@pytest.mark.parametrize(
+    ("asked", "gain"),
+    [
+        ({"requestedBy": "Tuner"}, Gain.FASTER),
+        ({"requestedBy": "Tuner", "requiredGain": "Capacity"}, Gain.CAPACITY),
+        ({"requestedBy": "User"}, None),
+        ({"requestedBy": "User", "requiredGain": "Faster"}, Gain.FASTER),
+    ],
+)
+async def test_what_nobody_asked_for_has_to_gain_something(
+    world: World, asked: dict[str, Any], gain: Gain | None
+) -> None:
+    await ready(world)
+    put_trial(world, **asked)
+    await serve(world, 100)
+    status = only_trial(world)
+    # These engines are alike: what needs no gain is promoted, what needs one still waits.
+    if gain is None:
+        assert ("Finished", "Promoted") == (status["state"], status["verdict"])
+        return
+    assert "Running" == status["state"]
+    assert "GoodputGain" in status["message"]
+    threshold = "0" if gain is Gain.FASTER else "-1"
+    (found,) = [each for each in status["evidence"] if each["name"] == "GoodputGain"]
+    assert (threshold, "Inconclusive") == (found["threshold"], found["outcome"])
+    assert found["samples"] > 0
+    assert float(found["lower"]) <= float(found["value"]) <= float(found.get("upper", "inf"))
+
+
+async def test_each_step_of_a_trial_is_a_line_of_the_audit_log(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="kvserving.audit")
+    await ready(world)
+    put_policy(world, quality={"minSamples": 5, "screening": "Disabled"})
+    world.put(replicas=2, **GUARDED, kvCache={"dtype": "int2"})
+    await serve(world, 40)
+    lines = [json.loads(each.message) for each in caplog.records if '"trial"' in each.message]
+    assert only_trial(world)["verdict"] == "RolledBack"
+    states = [line["state"] for line in lines]
+    assert states[-3:] == ["Running", "RollingBack", "Finished"]
+    verdict = lines[-2]
+    assert ("RolledBack", "QualityDrop") == (verdict["verdict"], verdict["reason"])
+    (served,) = [e for e in verdict["evidence"] if e["name"] == "ServedLikelihoodShort"]
+    assert "Failed" == served["outcome"]
+    assert verdict["remains"].startswith("auto")
+    # The newest number that the verdict rests on is not younger than the verdict.
+    assert lines[-3]["time"] <= verdict["evidence_at"] <= verdict["time"]

@@ -42,7 +42,7 @@ app.kubernetes.io/part-of: kvserving
   resources: [kvtrials]
   verbs: [get, list, watch, create, delete]
 - apiGroups: [kvserving.dev]
-  resources: [kvtrials/status]
+  resources: [kvrollbackpolicies/status, kvtrials/status]
   verbs: [patch]
 - apiGroups: [apps]
   resources: [deployments]
@@ -77,4 +77,17 @@ app.kubernetes.io/part-of: kvserving
 - apiGroups: ["", events.k8s.io]
   resources: [events]
   verbs: [create, patch]
+{{- if .Values.gateway.enabled }}
+# Routes of KVServings with spec.routing, and Envoy Gateway's policies by which they keep sessions.
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [httproutes]
+  verbs: [get, create, patch, delete]
+- apiGroups: [gateway.envoyproxy.io]
+  resources: [backendtrafficpolicies]
+  verbs: [get, create, patch, delete]
+# Whether an arm of a trial has pods that answer, before requests are sent there.
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
+  verbs: [list]
+{{- end }}
 {{- end }}

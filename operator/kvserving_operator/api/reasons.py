@@ -36,6 +36,7 @@ class ConditionType(_Explained):
         "RolledBack",
         "The settings in force differ from the spec because a trial was rolled back.",
     )
+    ROUTED = "Routed", "Users' requests come in through a gateway's route, whose weights count."
     ACCEPTED = "Accepted", "The resource is valid and in use (policies and trials)."
 
 
@@ -125,13 +126,37 @@ class Reason(_Explained):
     NOT_ROLLED_BACK = "NotRolledBack", "The settings in force are those of the spec."
     TRIAL_ROLLED_BACK = "TrialRolledBack", "A trial of the spec's setting failed and was undone."
     TRIAL_RUNNING = "TrialRunning", "A trial of a change is under way."
+    # Routed
+    ROUTE_ACCEPTED = "RouteAccepted", "The gateway has taken the operator's HTTPRoute up."
+    ROUTE_NOT_ACCEPTED = (
+        "RouteNotAccepted",
+        "The gateway's controller refuses the HTTPRoute; the message holds its words.",
+    )
+    ROUTE_PENDING = (
+        "RoutePending",
+        "No controller has answered the HTTPRoute: the gateway may not exist.",
+    )
+    ROUTE_REJECTED = (
+        "RouteRejected",
+        "The Kubernetes API refuses or fails a call that the route needs; it stands as it did.",
+    )
+    GATEWAY_API_MISSING = "GatewayApiMissing", "The cluster does not have the Gateway API."
+    NO_GATEWAY = "NoGateway", "The spec names no gateway: connections spread over all pods."
     # Accepted
     ACCEPTED = "Accepted", "The resource is valid."
+    SERVING_NOT_FOUND = (
+        "ServingNotFound",
+        "The KVServing that a trial names does not exist; the trial begins once it does.",
+    )
     # Events
     DECIDED = "Decided", "The tuner took a decision; the message holds the numbers."
     SETTING_CHANGED = "SettingChanged", "A live setting was changed and read back."
     TRIAL_STARTED = "TrialStarted", "A trial of a change has begun."
     TRIAL_STEP = "TrialStep", "A trial gave its change to more engines."
+    TRAFFIC_SHIFTED = (
+        "TrafficShifted",
+        "Candidates of a trial get another share of users' requests.",
+    )
     TRIAL_APPROVAL = "TrialApproval", "A trial has passed and waits for a person's approval."
     TRIAL_PROMOTED = "TrialPromoted", "A trial has passed: every engine gets its change."
     TRIAL_INCONCLUSIVE = (

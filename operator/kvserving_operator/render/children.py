@@ -9,6 +9,7 @@ from kvserving_operator.api.v1alpha1 import KVServingSpec
 from kvserving_operator.kinds import Kind, Object
 from kvserving_operator.render.names import (
     BASE_ANNOTATION,
+    CANDIDATE,
     ENGINE_PORT,
     IMAGE_ANNOTATION,
     INPUTS_ANNOTATION,
@@ -71,12 +72,16 @@ def deployment(
     )
 
 
-def children(ref: ServingRef) -> tuple[Manifest, ...]:
-    """Children that depend on nothing but the name, in the order in which pods need them."""
+def children(ref: ServingRef, *, routed: bool = False) -> tuple[Manifest, ...]:
+    """Children that need no template, in the order in which pods need them.
+
+    With a gateway each track has a Service of its own besides.
+    """
     return (
         _object(Kind.ServiceAccount, ref.metadata(ref.name), automountServiceAccountToken=False),
         _service(ref),
         _engines_service(ref),
+        *(_arm_service(ref, track) for track in (STABLE, CANDIDATE) if routed),
         _disruption_budget(ref),
         _network_policy(ref),
     )
@@ -99,13 +104,22 @@ def token_of(secret: Object) -> str | None:
 
 
 def _service(ref: ServingRef) -> Manifest:
-    """Users' way in: Ready pods on the stable track."""
+    """Users' way in without a gateway: Ready pods, whatever trial they take part in."""
     return _object(
         Kind.Service,
         ref.metadata(ref.name),
+        spec={"type": "ClusterIP", "selector": dict(ref.selector), "ports": [_port()]},
+    )
+
+
+def _arm_service(ref: ServingRef, track: str) -> Manifest:
+    """One arm of a trial, for the HTTPRoute: Ready pods of one track."""
+    return _object(
+        Kind.Service,
+        ref.metadata(ref.arm_service(track)),
         spec={
             "type": "ClusterIP",
-            "selector": {**ref.selector, TRACK_LABEL: STABLE},
+            "selector": {**ref.selector, TRACK_LABEL: track},
             "ports": [_port()],
         },
     )

@@ -21,7 +21,8 @@ BASE_ANNOTATION = f"{API_GROUP}/base-hash"
 IMAGE_ANNOTATION = f"{API_GROUP}/pinned-image"
 RETRY_ANNOTATION = f"{API_GROUP}/retry"
 """Set by a user, to any new value, to try a template again that failed."""
-STABLE = "stable"
+STABLE, CANDIDATE = "stable", "candidate"
+"""Tracks of pods: what the arms of a trial with route weights select."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,10 @@ class ServingRef:
     def engines_service(self) -> str:
         """Headless Service with every engine pod, ready or not."""
         return f"{self.name}-engines"
+
+    def arm_service(self, track: str) -> str:
+        """Service with the engine pods of one track, which an HTTPRoute gives its weight to."""
+        return f"{self.name}-{track}"
 
     @property
     def token_secret(self) -> str:

@@ -1,18 +1,45 @@
 """From a KVRollbackPolicy to a trial's plan, and from a KVTrial to the settings that it tries."""
 
-from kvserving_operator.api.v1alpha1 import ChangeSpec, KVRollbackPolicySpec
-from kvserving_operator.api.v1alpha1.policy import Approval, SingleReplica
-from kvserving_operator.live import NO_EVICTION, KVSettings
-from kvserving_tuner.trials.plan import Guard, OnStall, Plan
+from collections.abc import Mapping
+
+from kvserving_operator.api.v1alpha1 import (
+    ChangeSpec,
+    KVRollbackPolicySpec,
+    RequestedBy,
+    RequiredGain,
+)
+from kvserving_operator.api.v1alpha1.policy import Approval, Screening, SingleReplica
+from kvserving_operator.live import NO_EVICTION, KVSettings, runtime_eviction
+from kvserving_tuner.probes.names import Probe
+from kvserving_tuner.settings import Slo
+from kvserving_tuner.trials.plan import Gain, Guard, OnStall, Plan
 
 SIXTEEN_BITS = ("auto", "bfloat16", "float16")
-UNTRIED_FIELDS = ("eviction", "max_active_seqs", "engine_image", "model_revision")
+UNTRIED_FIELDS = ("max_active_seqs", "engine_image", "model_revision")
 """Changes that no probe can judge yet, or that need other pods."""
 
 
-def plan_of(policy: KVRollbackPolicySpec) -> Plan:
-    """Steps, clocks and bounds of a trial under a policy."""
-    guards = policy.guards
+def gain_of(requested_by: RequestedBy, asked: RequiredGain | None) -> Gain | None:
+    """What a change has to gain: something, where only the tuner wants it."""
+    if asked is not None:
+        return Gain(asked.value)
+    return Gain.FASTER if requested_by is RequestedBy.TUNER else None
+
+
+def plan_of(
+    policy: KVRollbackPolicySpec,
+    candidate: KVSettings,
+    floors: Mapping[Probe, float],
+    gain: Gain | None,
+    slo: Slo,
+) -> Plan:
+    """Steps, clocks and bounds of a trial of these settings under a policy."""
+    guards, quality = policy.guards, policy.quality
+    named = quality.probes
+    # Eviction alone leaves likelihoods as they are.
+    likelihood = Probe.LIKELIHOOD in named and (
+        candidate.kv_cache_dtype not in SIXTEEN_BITS or candidate.eviction == NO_EVICTION
+    )
     percents = {
         Guard.TTFT: guards.ttft_max_increase_percent,
         Guard.TPOT: guards.tpot_max_increase_percent,
@@ -27,10 +54,22 @@ def plan_of(policy: KVRollbackPolicySpec) -> Plan:
         on_stall=OnStall(policy.ab.on_stall.value),
         manual=policy.ab.approval is Approval.MANUAL,
         single_replica=policy.ab.single_replica is SingleReplica.SWITCH_IN_PLACE,
-        max_drop_percent=policy.quality.max_drop_percent,
-        false_rollback=policy.quality.false_rollback_percent / 100,
-        min_samples=policy.quality.min_samples,
-        max_samples=policy.quality.max_samples,
+        likelihood=likelihood,
+        screened=likelihood and quality.screening is Screening.ENABLED,
+        tasks=tuple(
+            probe
+            for probe in Probe
+            if probe is not Probe.LIKELIHOOD
+            # A drop of everything is no bound.
+            and (probe in floors or (probe in named and quality.max_drop_percent < 100))
+        ),
+        floors=dict(floors),
+        max_drop_percent=quality.max_drop_percent,
+        false_rollback=quality.false_rollback_percent / 100,
+        min_samples=quality.min_samples,
+        max_samples=quality.max_samples,
+        gain=gain,
+        slo=slo,
         # A drop of everything is no bound.
         guards={
             guard: percent
@@ -47,9 +86,12 @@ def fallback_of(policy: KVRollbackPolicySpec) -> KVSettings:
 
 def candidate_of(change: ChangeSpec, stable: KVSettings) -> KVSettings:
     """Settings in force with what a change names of them."""
-    if change.kv_cache_dtype is None:
-        return stable
-    return stable.model_copy(update={"kv_cache_dtype": change.kv_cache_dtype.value})
+    update: dict[str, object] = {}
+    if change.kv_cache_dtype is not None:
+        update["kv_cache_dtype"] = change.kv_cache_dtype.value
+    if change.eviction is not None:
+        update["eviction"] = runtime_eviction(change.eviction)
+    return stable.model_copy(update=update)
 
 
 def untried(change: ChangeSpec) -> str:

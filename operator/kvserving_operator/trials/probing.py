@@ -1,27 +1,24 @@
 """Scores prompts in the background: a probe beside users' requests takes seconds to minutes."""
 
-import asyncio
-import logging
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
+from kvserving_operator.trials.background import Background
 from kvserving_tuner.errors import Rejected, RuntimeAPIError
 from kvserving_tuner.probes.builtin import builtin
 from kvserving_tuner.probes.client import ProbeClient
 from kvserving_tuner.probes.prompts import Prompt
+from kvserving_tuner.probes.strata import stratum_of
 from kvserving_tuner.sources.base import EngineTarget
 from kvserving_tuner.trials.progress import SCREENED
-
-logger = logging.getLogger(__name__)
 
 WORDS_PER_BLOCK_TOKEN = 1.5
 """Words of a built-in prompt for each token of two blocks: as much again stands behind them."""
 LEAST_BLOCKS = 2
 """Blocks that a prompt has to be longer than, so that something is read that is not fresh."""
-STRATA = ((1024, "Short"), (4096, "Medium"), (16_384, "Long"))
-LONGEST = "VeryLong"
 
 
 @dataclass(frozen=True)
@@ -50,39 +47,28 @@ class Pair:
     """Nats per token by which the format is worse; NaN where it gave no numbers."""
     error: str = ""
     too_short: bool = False
+    at: float = 0.0
+    """When it was known, in seconds since the epoch."""
 
 
-class Probing:
-    """A few pairs one after another; what is done waits for the next look."""
+class Probing(Background[Pair]):
+    """A few pairs one after another."""
 
-    def __init__(self, client: ProbeClient) -> None:
+    def __init__(self, client: ProbeClient, clock: Callable[[], float] = time.time) -> None:
+        super().__init__()
         self._client = client
-        self._done: list[Pair] = []
-        self._task: asyncio.Task[None] | None = None
-
-    def collect(self) -> tuple[Pair, ...]:
-        """Pairs that were scored since the last look."""
-        done, self._done = tuple(self._done), []
-        if self._task is not None and self._task.done():
-            task, self._task = self._task, None
-            task.result()
-        return done
+        self._clock = clock
 
     def ask(self, requests: Sequence[Request], prompts: Sequence[Prompt]) -> None:
         """Begin with these pairs, unless others are under way."""
-        if self._task is None:
-            self._task = asyncio.create_task(self._score_all(requests, prompts))
+        self.begin(self._score_all(requests, prompts))
 
-    def stop(self) -> None:
-        """Drop what is under way: the engine ends a probe whose caller has hung up."""
-        if self._task is not None:
-            self._task.cancel()
-        self._task, self._done = None, []
-
-    async def _score_all(self, requests: Sequence[Request], prompts: Sequence[Prompt]) -> None:
+    async def _score_all(
+        self, requests: Sequence[Request], prompts: Sequence[Prompt]
+    ) -> AsyncIterator[Pair]:
         for request in requests:
             pair = await self._score(request, prompts[request.number])
-            self._done.append(pair)
+            yield replace(pair, at=self._clock())
             if pair.error:
                 break
 
@@ -109,11 +95,6 @@ class Probing:
         if with_change.dtype not in (request.dtype, ""):
             return Pair(request, error=f"expected {request.dtype}, got {with_change.dtype}")
         return Pair(request, stratum_of(len(ids)), with_change.mean - without.mean)
-
-
-def stratum_of(tokens: int) -> str:
-    """Length stratum of a prompt."""
-    return next((name for most, name in STRATA if tokens < most), LONGEST)
 
 
 @cache

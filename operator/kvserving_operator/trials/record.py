@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from kvserving_operator.api.v1alpha1 import RequestedBy
+from kvserving_operator.api.v1alpha1 import RequestedBy, SplitBy
 from kvserving_operator.live import KVSettings
 from kvserving_operator.trials.watch import Watch
 from kvserving_tuner.trials.plan import Plan
@@ -33,11 +33,14 @@ class Record(_Frozen):
     """Where the fleet goes when quality fell."""
     plan: Plan
     reject_for_seconds: float
+    split_by: SplitBy = SplitBy.SESSION
     progress: Progress = Progress()
     containers: Mapping[str, str] = Field(default_factory=dict)
     """Container of each pod that took the change: another one means that the engine ended."""
     finished: Mapping[str, float] = Field(default_factory=dict)
     """Requests that each of these had finished when they were last counted."""
+    evidence_at: float = 0.0
+    """When the newest answer of a probe that counts was known, in seconds since the epoch."""
     block_from: float = 0.0
     """Start of the block of time that is being measured, in seconds since the epoch."""
 
@@ -112,6 +115,11 @@ class Trials(_Frozen):
 
     def lasting(self) -> Any:
         """What is worth a write when it changes."""
-        exclude: Any = {"running": {"progress": PASSING, "finished": True, "block_from": True}}
+        running: dict[str, Any] = {"progress": PASSING, "finished": True, "evidence_at": True}
+        if self.running is None or self.running.progress.alternation is None:
+            # Engines side by side may be compared from any moment on; one that takes turns with
+            # itself only from the moment at which its turn began.
+            running["block_from"] = True
+        exclude: Any = {"running": running}
         looked_at = 0.0 if self.running is None else self.running.progress.looked_at or 0.0
         return self.model_dump(exclude=exclude), looked_at // SECONDS_UNSTORED

@@ -1,5 +1,6 @@
 """What people are told of a trial: the status of its KVTrial, Events, and conditions; pure."""
 
+import math
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,12 +24,13 @@ from kvserving_operator.trials.turn import Outcome
 from kvserving_tuner.judge import Comparison
 from kvserving_tuner.trials.machine import PAUSED_NOTE
 from kvserving_tuner.trials.plan import Plan
-from kvserving_tuner.trials.progress import ACTIVE, State
+from kvserving_tuner.trials.progress import ACTIVE, LeftOut, State
 from kvserving_tuner.trials.progress import Verdict as TrialVerdict
+from kvserving_tuner.trials.tasks import LEAST_BASELINE
 
 TEXT_LIMIT = 1024
 MAX_EVIDENCE = 64
-DTYPE_FIELD = "KVCacheDType"
+DTYPE_FIELD, EVICTION_FIELD = "KVCacheDType", "Eviction"
 LARGEST = 1e6
 
 
@@ -50,18 +52,18 @@ def trial_status(
         ),
         observed_generation=generation,
         state=_state(record),
-        summary=f"{DTYPE_FIELD} {record.change}",
+        summary=f"{_field(record)} {record.change}",
         step=progress.step if serves else previous.step,
         step_percent=record.plan.steps[progress.step] if serves else previous.step_percent,
         started_at=_moment(progress.started_at),
         finished_at=_moment(progress.finished_at),
         verdict=Verdict(conclusion.verdict.value) if conclusion else None,
         reason=conclusion.reason.value if conclusion else None,
-        message=(conclusion.message if conclusion else progress.note)[:TEXT_LIMIT] or None,
-        evidence=tuple(
-            evidence(record.plan, comparison)
-            for comparison in list(progress.evidence.values())[:MAX_EVIDENCE]
-        ),
+        message=_message(record)[:TEXT_LIMIT] or None,
+        evidence=(
+            *(evidence(record.plan, each) for each in progress.evidence.values()),
+            *(left_out(name, entry) for name, entry in progress.left_out.items()),
+        )[:MAX_EVIDENCE],
     )
 
 
@@ -87,15 +89,29 @@ def evidence(plan: Plan, comparison: Comparison) -> TrialEvidence:
         outcome = "Passed"
     else:
         outcome = "Inconclusive"
+    high = finding.interval_percent.high
     return TrialEvidence(
         name=finding.name,
         outcome=outcome,
         value=_decimal(finding.percent),
         threshold=_decimal(finding.bound_percent),
         lower=_decimal(finding.interval_percent.low),
-        upper=_decimal(finding.interval_percent.high),
+        upper=_decimal(high) if math.isfinite(high) else None,
         samples=finding.count,
         e_value=_decimal(finding.harm_e_value),
+    )
+
+
+def left_out(name: str, entry: LeftOut) -> TrialEvidence:
+    """A probe that says nothing in this trial; its value is the mean grade in 16 bits."""
+    weak = entry.value is not None
+    return TrialEvidence(
+        name=name,
+        outcome="LeftOut",
+        value=None if entry.value is None else _decimal(entry.value),
+        threshold=_decimal(100 * LEAST_BASELINE) if weak else None,
+        samples=entry.samples,
+        reason=entry.reason,
     )
 
 
@@ -151,7 +167,7 @@ def verdict_status(record: Record) -> VerdictStatus | None:
         return None
     return VerdictStatus(
         trial=record.name,
-        field=DTYPE_FIELD,
+        field=_field(record),
         value=str(record.candidate),
         verdict=conclusion.verdict.value,
         reason=conclusion.reason.value,
@@ -160,16 +176,35 @@ def verdict_status(record: Record) -> VerdictStatus | None:
 
 
 def promoted_value(settled: Settled | None, generation: int) -> tuple[PromotedValue, ...]:
-    """Entry of `status.promoted` for a format that a trial put in the place of the spec's."""
-    if settled is None or settled.rolled_back or settled.settings == settled.asked:
+    """Entries of `status.promoted` for what a trial put in the place of the spec's."""
+    if settled is None or settled.rolled_back:
         return ()
-    entry = PromotedValue(
-        field=DTYPE_FIELD,
-        value=settled.settings.kv_cache_dtype,
-        trial=settled.trial or None,
-        spec_generation=generation,
+    dtype, asked = settled.settings.kv_cache_dtype, settled.asked
+    values = {} if dtype == asked.kv_cache_dtype else {DTYPE_FIELD: dtype}
+    if settled.settings.eviction != asked.eviction:
+        values[EVICTION_FIELD] = settled.settings.evicted
+    return tuple(
+        PromotedValue(
+            field=name, value=value, trial=settled.trial or None, spec_generation=generation
+        )
+        for name, value in values.items()
     )
-    return (entry,)
+
+
+def _field(record: Record) -> str:
+    """Setting that a trial changes; the format where it changes both."""
+    same_format = record.candidate.kv_cache_dtype == record.stable.kv_cache_dtype
+    return EVICTION_FIELD if same_format else DTYPE_FIELD
+
+
+def _message(record: Record) -> str:
+    """What decided a trial, or what it waits for, and which probes it goes without."""
+    progress = record.progress
+    said = progress.conclusion.message if progress.conclusion else progress.note
+    without = [f"{name}: {entry.message}" for name, entry in progress.left_out.items()]
+    if not said or not without or without[0] in said:
+        return said
+    return f"{said}; left out: {'; '.join(without)}"
 
 
 def _state(record: Record) -> TrialState:

@@ -17,11 +17,12 @@ from kvserving_operator.api.v1alpha1 import (
 from kvserving_operator.cluster import Cluster
 from kvserving_operator.errors import Conflict
 from kvserving_operator.kinds import Kind, Object
-from kvserving_operator.live import Refusal, asked
+from kvserving_operator.live import KVSettings, Refusal
 from kvserving_operator.observe import PodView
 from kvserving_operator.render.names import ServingRef
 from kvserving_operator.revisions import Revision
 from kvserving_operator.targets import target_of
+from kvserving_operator.trials.asking import Asking
 from kvserving_operator.trials.probe_set import ProbeSet, read_probe_set
 from kvserving_operator.trials.probing import Probing
 from kvserving_operator.trials.record import Trials
@@ -29,7 +30,8 @@ from kvserving_operator.trials.report import manifest, superseded_status, trial_
 from kvserving_operator.trials.seen import Seen
 from kvserving_operator.trials.select import Wanted, is_open, trial_spec
 from kvserving_operator.trials.turn import Outcome, look
-from kvserving_operator.tuning import Turn
+from kvserving_operator.tuning import Turn, slo_of
+from kvserving_tuner.runtime_client import RuntimeState
 
 logger = logging.getLogger(__name__)
 
@@ -53,15 +55,17 @@ class Policy:
 class TrialRunner:
     """Trials of one KVServing."""
 
-    def __init__(self, cluster: Cluster, probing: Probing) -> None:
+    def __init__(self, cluster: Cluster, probing: Probing, asking: Asking) -> None:
         self._cluster = cluster
         self._probing = probing
+        self._asking = asking
 
     async def take_turn(
         self,
         ref: ServingRef,
         serving: KVServing,
         current: Revision,
+        asked: KVSettings,
         pods: tuple[PodView, ...],
         turn: Turn,
         token: str | None,
@@ -69,6 +73,7 @@ class TrialRunner:
         refusals: tuple[Refusal, ...],
         policy: Policy,
         steady: bool,
+        routed: bool,
         now: float,
         remember: Remember,
     ) -> Outcome:
@@ -76,13 +81,19 @@ class TrialRunner:
         found = await self._trials(ref)
         wanted = Wanted(
             name=ref.name,
-            asked=current.live or asked(serving.spec),
+            asked=asked,
             eviction=serving.spec.kv_cache.eviction,
             started_with=current.start,
             template=current.hash,
             generation=serving.metadata.generation,
             has_policy=policy.named,
             policy=policy.spec,
+            slo=slo_of(serving.spec),
+            floors={
+                floor.probe: float(floor.minimum_percent) for floor in serving.spec.quality.floors
+            },
+            # One pod is in no arm: it is compared with itself, by turns.
+            routed=routed and serving.spec.replicas > 1,
         )
         seen = Seen(
             pods=pods,
@@ -91,10 +102,11 @@ class TrialRunner:
             refusals=refusals,
             observation=turn.observation,
             pairs=self._probing.collect(),
+            answers=self._asking.collect(),
             steady=steady,
             probe_set=await self._probe_set(serving, trials, wanted, found),
             model=serving.spec.model.name or ref.name,
-            max_tokens=serving.spec.engine.max_model_len or DEFAULT_CONTEXT,
+            max_tokens=serving.spec.engine.max_model_len or _context(turn.readback.runtime),
             now=now,
         )
         outcome = look(trials, wanted, tuple(found.values()), seen)
@@ -106,18 +118,24 @@ class TrialRunner:
         if ended:
             # Told first: a trial that is not remembered any more must not look open.
             await self._tell(ref, outcome, found, now)
-            self._probing.stop()
+            self.forget()
         await remember(outcome.trials)
         if not ended:
             await self._tell(ref, outcome, found, now)
         await self._prune(ref, found)
         if outcome.probes:
             self._probing.ask(outcome.probes, outcome.prompts)
+        if _switches(outcome):
+            # An answer of an engine that is switched meanwhile is an answer of neither.
+            self._asking.stop()
+        if outcome.asks:
+            self._asking.ask(outcome.asks)
         return outcome
 
     def forget(self) -> None:
         """End what is under way."""
         self._probing.stop()
+        self._asking.stop()
 
     async def _probe_set(
         self, serving: KVServing, trials: Trials, wanted: Wanted, found: Mapping[str, KVTrial]
@@ -190,6 +208,20 @@ class TrialRunner:
             },
             subresource="status",
         )
+
+
+def _context(runtime: Mapping[str, RuntimeState]) -> int:
+    """Longest context that every engine takes, as they report it."""
+    found = [state.startup.get("max_model_len") for state in runtime.values()]
+    return min((each for each in found if isinstance(each, int)), default=DEFAULT_CONTEXT)
+
+
+def _switches(outcome: Outcome) -> bool:
+    """Whether other engines are to have the change than before."""
+    before, record = outcome.before, outcome.record
+    if before is None or record is None:
+        return False
+    return before.progress.candidates != record.progress.candidates
 
 
 async def read_policy(cluster: Cluster, serving: KVServing) -> Policy:

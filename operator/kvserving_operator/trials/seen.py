@@ -4,8 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvserving_operator.api.v1alpha1 import KVTrial
-from kvserving_operator.live import Refusal, differences, offered, offers_of
+from kvserving_operator.live import (
+    Refusal,
+    current_refusals,
+    differences,
+    offered,
+    offers_of,
+)
 from kvserving_operator.observe import PodView
+from kvserving_operator.trials.asking import Answer
 from kvserving_operator.trials.probe_set import ProbeSet
 from kvserving_operator.trials.probing import Pair
 from kvserving_operator.trials.record import Record
@@ -17,6 +24,7 @@ from kvserving_tuner.runtime_client import RuntimeState
 from kvserving_tuner.sources.base import EngineTarget
 from kvserving_tuner.trials.machine import Facts, Wish
 
+UNKNOWN_BLOCK_SIZE = 128
 FINISHED_TOTAL = "finished"
 """Name of the observation's counter of finished requests."""
 
@@ -32,6 +40,7 @@ class Seen:
     refusals: tuple[Refusal, ...]
     observation: Observation | None
     pairs: tuple[Pair, ...]
+    answers: tuple[Answer, ...]
     steady: bool
     """Whether no pods are being replaced."""
     probe_set: ProbeSet
@@ -43,6 +52,12 @@ class Seen:
 def ready_pods(seen: Seen) -> tuple[str, ...]:
     """Pods that answer completions and can be asked, by name."""
     return tuple(sorted(pod.name for pod in seen.pods if pod.ready and pod.name in seen.runtime))
+
+
+def block_size(seen: Seen) -> int:
+    """Tokens of a block, the most where engines differ."""
+    sizes = [state.capacity.block_size or 0 for state in seen.runtime.values()]
+    return max(sizes, default=0) or UNKNOWN_BLOCK_SIZE
 
 
 def facts_of(
@@ -63,9 +78,9 @@ def facts_of(
         **{name: containers[name] for name in has if name in candidates and name not in ended},
     }
     finished, counted = _finished(record, seen, has)
-    refusal = next(
-        (each for each in seen.refusals if each.key == record.candidate.key(record.name)), None
-    )
+    # A note that an engine is being asked is no refusal: the operator may have ended over it.
+    key = record.candidate.key(record.name)
+    refusal = next(iter(current_refusals(seen.refusals, seen.pods, key)), None)
     record = record.model_copy(update={"containers": known, "finished": counted})
     facts = Facts(
         now=seen.now,
@@ -126,7 +141,8 @@ def _blocked(seen: Seen) -> str:
         return seen.probe_set.problem
     if seen.observation is not None and seen.observation.blocking():
         return seen.observation.blocking()[0].message
-    failed = next((pair for pair in seen.pairs if pair.error), None)
+    measured: tuple[Pair | Answer, ...] = (*seen.pairs, *seen.answers)
+    failed = next((each for each in measured if each.error), None)
     if failed is not None:
         return ("ProbeSetTooShort: " if failed.too_short else "probe: ") + failed.error
     return ""

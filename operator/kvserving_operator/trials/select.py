@@ -1,7 +1,7 @@
 """Which trial runs, and what engines run with while none does; pure."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from kvserving_operator.api.v1alpha1 import (
     ChangeSpec,
@@ -15,16 +15,21 @@ from kvserving_operator.api.v1alpha1 import (
     TrialState,
 )
 from kvserving_operator.hashing import content_hash
-from kvserving_operator.live import KVSettings
+from kvserving_operator.live import NO_EVICTION, KVSettings
 from kvserving_operator.trials.policy import (
     candidate_of,
     fallback_of,
+    gain_of,
+    is_safe,
     needs_trial,
     plan_of,
     untried,
 )
 from kvserving_operator.trials.record import Record, Rejected, Settled, Trials, remembered
 from kvserving_operator.trials.watch import Watch
+from kvserving_tuner.probes.names import Probe
+from kvserving_tuner.settings import Slo
+from kvserving_tuner.trials.plan import Gain
 from kvserving_tuner.trials.progress import Verdict
 
 NAME_LIMIT = 63
@@ -49,6 +54,12 @@ class Wanted:
     has_policy: bool
     policy: KVRollbackPolicySpec | None
     """None where the spec names none, or one that does not exist."""
+    slo: Slo
+    """Targets within which a request counts towards goodput."""
+    floors: Mapping[Probe, float] = field(default_factory=dict)
+    """Least mean grades of task probes, in percent."""
+    routed: bool = False
+    """Whether a gateway's route gives a trial's candidates their share."""
 
 
 def settle(trials: Trials, wanted: Wanted, now: float) -> Trials:
@@ -106,6 +117,7 @@ def spec_trial(trials: Trials, wanted: Wanted) -> Record | None:
         settled.settings,
         wanted.asked,
         wanted.policy,
+        gain_of(RequestedBy.SPEC, None),
     )
 
 
@@ -146,6 +158,7 @@ def next_trial(trials: Trials, wanted: Wanted, found: Sequence[KVTrial]) -> Reco
             settled.settings,
             candidate,
             trial.spec.policy,
+            gain_of(trial.spec.requested_by, trial.spec.required_gain),
         )
     return None
 
@@ -160,11 +173,22 @@ def why_not(record: Record, trial: KVTrial | None, rejected: Sequence[Rejected])
     if trial is not None:
         field = untried(trial.spec.change)
         if field:
-            return f"spec.change.{field}: expected kvCacheDtype alone, as trials judge no other yet"
+            return (
+                f"spec.change.{field}: expected kvCacheDtype or eviction, as trials judge no "
+                "other yet"
+            )
     if record.candidate == record.stable:
         return f"{record.candidate} is in force already"
-    if record.candidate.eviction != record.stable.eviction:
-        return "eviction: expected no change of it, as probes do not measure eviction yet"
+    evicts = record.candidate.eviction not in (record.stable.eviction, NO_EVICTION)
+    if evicts and not is_safe(record.stable):
+        return (
+            "eviction: expected 16 bits without eviction in force, as answers are compared with "
+            f"those, got {record.stable}"
+        )
+    if evicts and not record.plan.tasks:
+        return "eviction: expected a task probe in the policy's quality.probes, got none"
+    if not record.plan.likelihood and not record.plan.tasks:
+        return "no probe of the policy's quality.probes tells what the change costs"
     known = rejection(rejected, record.candidate)
     if known is not None and known.trial != record.name:
         return f"rejected by trial {known.trial}: {known.message}"
@@ -189,7 +213,9 @@ def _record(
     stable: KVSettings,
     candidate: KVSettings,
     policy: KVRollbackPolicySpec,
+    gain: Gain | None,
 ) -> Record:
+    plan = plan_of(policy, candidate, wanted.floors, gain, wanted.slo)
     return Record(
         name=name,
         requested_by=requested_by,
@@ -198,8 +224,9 @@ def _record(
         stable=stable,
         candidate=candidate,
         fallback=fallback_of(policy),
-        plan=plan_of(policy),
+        plan=plan.with_weights() if wanted.routed else plan,
         reject_for_seconds=policy.memory.reject_for_seconds,
+        split_by=policy.ab.split_by,
     )
 
 
@@ -230,7 +257,10 @@ def after(trials: Trials, record: Record, now: float) -> Trials:
             record.reject_for_seconds,
         )
     watch = trials.watch
-    if promoted:
+    if promoted and not record.plan.likelihood:
+        # What is watched are likelihoods, and eviction plays no part in them.
+        watch = None
+    elif promoted:
         watch = Watch(
             trial=record.name,
             settings=record.candidate,

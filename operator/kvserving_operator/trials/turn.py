@@ -13,9 +13,11 @@ from kvserving_operator.live import (
     KVSettings,
     differences,
 )
+from kvserving_operator.trials.asking import Ask
+from kvserving_operator.trials.measuring import with_block
 from kvserving_operator.trials.probing import LEAST_BLOCKS, Request, builtin_set
 from kvserving_operator.trials.record import Record, Trials
-from kvserving_operator.trials.seen import Seen, facts_of, ready_pods
+from kvserving_operator.trials.seen import Seen, block_size, facts_of, ready_pods
 from kvserving_operator.trials.select import (
     Wanted,
     after,
@@ -25,10 +27,10 @@ from kvserving_operator.trials.select import (
     spec_trial,
     why_not,
 )
+from kvserving_operator.trials.task_set import heard, next_asks, task_set
 from kvserving_operator.trials.watch import WATCHED
 from kvserving_tuner.judge import HardStop
 from kvserving_tuner.probes.prompts import Prompt
-from kvserving_tuner.trials.blocks import block_of
 from kvserving_tuner.trials.machine import Facts, advance, next_prompts, scored
 from kvserving_tuner.trials.plan import Plan
 from kvserving_tuner.trials.progress import (
@@ -62,6 +64,7 @@ class Outcome:
     """What shows that the quality of what was promoted fell."""
     probes: tuple[Request, ...] = ()
     prompts: tuple[Prompt, ...] = ()
+    asks: tuple[Ask, ...] = ()
 
 
 def look(trials: Trials, wanted: Wanted, found: Sequence[KVTrial], seen: Seen) -> Outcome:
@@ -78,9 +81,13 @@ def look(trials: Trials, wanted: Wanted, found: Sequence[KVTrial], seen: Seen) -
         if record is None:
             return _watch(trials, seen)
     trial = by_name.get(record.name)
+    tasks = task_set(record, seen)
     problem = why_not(record, trial, trials.rejected) if before is None else ""
-    if problem:
-        conclusion = Conclusion(verdict=Verdict.FAILED, reason=End.NOT_SUPPORTED, message=problem)
+    too_short = tasks.too_short if record.progress.state is State.PENDING else ""
+    if problem or too_short:
+        reason = End.NOT_SUPPORTED if problem else End.SET_TOO_SHORT
+        message = problem or too_short
+        conclusion = Conclusion(verdict=Verdict.FAILED, reason=reason, message=message)
         progress = record.progress.becomes(
             State.FINISHED, conclusion=conclusion, finished_at=seen.now
         )
@@ -89,13 +96,15 @@ def look(trials: Trials, wanted: Wanted, found: Sequence[KVTrial], seen: Seen) -
     record, facts = facts_of(record, wanted, trial, seen, is_new=before is None)
     prompts = _prompts(record.plan, seen)
     record, facts = _with_evidence(record, replace(facts, prompts=len(prompts)), seen)
+    record, facts = heard(record, tasks, facts, seen)
     progress = advance(record.plan, record.progress, facts)
     record = record.model_copy(update={"progress": progress})
     if progress.state is State.FINISHED:
         return Outcome(after(trials, record, seen.now), before, record, begun)
     kept = trials.model_copy(update={"running": record})
     probes = _next_probes(record, facts, seen)
-    return Outcome(kept, before, record, begun, probes=probes, prompts=prompts)
+    asks = next_asks(record, tasks, facts, seen)
+    return Outcome(kept, before, record, begun, probes=probes, prompts=prompts, asks=asks)
 
 
 def _watch(trials: Trials, seen: Seen) -> Outcome:
@@ -124,11 +133,11 @@ def _prompts(plan: Plan, seen: Seen) -> tuple[Prompt, ...]:
     if seen.probe_set.problem:
         return ()
     own = seen.probe_set.prompts[: plan.max_samples]
-    return own or builtin_set(min(MOST_PROMPTS, plan.max_samples), _block_size(seen))
+    return own or builtin_set(min(MOST_PROMPTS, plan.max_samples), block_size(seen))
 
 
 def _with_evidence(record: Record, facts: Facts, seen: Seen) -> tuple[Record, Facts]:
-    """With the pairs and the block that were measured since the last look."""
+    """With the pairs and the block of time that were measured since the last look."""
     progress = record.progress
     for pair in seen.pairs:
         kind = pair.request.kind
@@ -137,21 +146,11 @@ def _with_evidence(record: Record, facts: Facts, seen: Seen) -> tuple[Record, Fa
             continue
         if math.isnan(pair.rise):
             facts = replace(facts, hard_stop=HardStop.NOT_A_NUMBER)
+            record = record.model_copy(update={"evidence_at": pair.at})
             break
         progress = scored(record.plan, progress, kind, pair.stratum, [pair.rise])
-    block_from = record.block_from
-    serving = progress.candidates and facts.changed >= set(progress.candidates)
-    if not (progress.state is State.RUNNING and serving):
-        block_from = seen.now
-    elif seen.observation is not None and not facts.blocked:
-        block = block_of(seen.observation, progress.candidates, block_from)
-        if block is not None:
-            block_from = block.end
-            for guard, value in block.numbers.items():
-                if guard in record.plan.guards:
-                    progress = progress.compared(record.plan.guard(guard), [value])
-    update = {"progress": progress, "block_from": block_from}
-    return record.model_copy(update=update), facts
+        record = record.model_copy(update={"evidence_at": pair.at})
+    return with_block(record.model_copy(update={"progress": progress}), facts, seen), facts
 
 
 def _next_probes(record: Record, facts: Facts, seen: Seen) -> tuple[Request, ...]:
@@ -174,23 +173,18 @@ def _request(
     name = pods[number % len(pods)]
     state = seen.runtime[name]
     baseline = str(state.startup.get("dtype", ""))
-    block_size, max_tokens = state.capacity.block_size or 0, seen.max_tokens
+    size, max_tokens = state.capacity.block_size or 0, seen.max_tokens
     if not seen.probe_set.prompts:
         # Prompts that were made up are cut alike, whatever the tokenizer makes of them.
-        max_tokens = min(max_tokens, BUILTIN_BLOCKS * block_size)
+        max_tokens = min(max_tokens, BUILTIN_BLOCKS * size)
     return Request(
         trial=trial,
         kind=kind,
         number=number,
         target=seen.targets[name],
         model=seen.model,
-        block_size=block_size,
+        block_size=size,
         max_tokens=max_tokens,
         dtype=baseline if settings.kv_cache_dtype == AUTO else settings.kv_cache_dtype,
         baseline=baseline,
     )
-
-
-def _block_size(seen: Seen) -> int:
-    sizes = [state.capacity.block_size or 0 for state in seen.runtime.values()]
-    return max(sizes, default=0) or 128

@@ -1,5 +1,6 @@
 """Verdicts: what a policy's bounds mean for what was measured."""
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,8 +18,11 @@ from kvserving_tuner.judge import (
     Rules,
     Split,
     Trial,
+    floor,
+    goodput_gain,
     goodput_loss,
     judge,
+    least_to_show,
     likelihood,
     loads_are_comparable,
     relative_rise,
@@ -41,7 +45,7 @@ def gauss(mean: float, deviation: float, count: int) -> list[float]:
 
 GOOD = seen(likelihood("likelihood", 2), gauss(0.002, 0.01, 150))
 BAD = seen(likelihood("likelihood", 2), gauss(0.3, 0.1, 60))
-GAINED = seen(goodput_loss("goodput", 1), gauss(-0.2, 0.1, 100))
+GAINED = seen(goodput_gain("goodput", 1), gauss(-0.2, 0.1, 100))
 CALM = seen(relative_rise("tpot", 10), gauss(0.0, 0.05, 100))
 TRIAL = Trial(quality={"likelihood": GOOD}, guards={"tpot": CALM}, gain=GAINED)
 
@@ -80,15 +84,6 @@ def test_a_guard_rolls_back_alone() -> None:
 def test_nothing_is_promoted_without_quality() -> None:
     verdict = judge(replace(TRIAL, quality={}), Rules())
     assert (verdict.outcome, verdict.cause) == (Outcome.INCONCLUSIVE, Cause.QUALITY_NOT_SHOWN)
-
-
-def test_nothing_is_promoted_without_a_gain() -> None:
-    same = seen(goodput_loss("goodput", 1), gauss(0.0, 0.1, 100))
-    verdict = judge(replace(TRIAL, gain=same), Rules())
-    assert (verdict.outcome, verdict.cause) == (Outcome.CONTINUE, Cause.NO_GAIN_SHOWN)
-    # A move for capacity may cost one percent.
-    cheap = seen(goodput_loss("goodput", 0.9), gauss(0.0, 0.05, 200))
-    assert judge(replace(TRIAL, gain=cheap), Rules()).outcome is Outcome.PROMOTE
 
 
 def test_few_samples_allow_no_verdict() -> None:
@@ -160,3 +155,35 @@ def test_loads_within_a_tenth_are_comparable() -> None:
 def test_rules_are_checked(change: dict[str, Any], message: str) -> None:
     with pytest.raises(JudgeError, match=message):
         replace(Rules(), **change)
+
+
+def test_a_floor_is_an_absolute_limit_in_both_directions() -> None:
+    below = seen(floor("floor", 80), [0.6] * 60)
+    verdict = judge(Trial({"floor": below}, {}), Rules())
+    assert (verdict.outcome, verdict.cause) == (Outcome.ROLL_BACK, Cause.QUALITY_DROP)
+    assert "floor: 60.00 % missed" in verdict.message
+    assert "at most 20.00 % accepted" in verdict.message
+    above = seen(floor("floor", 80), [0.05] * 60)
+    assert judge(Trial({"floor": above}, {}), Rules()).outcome is Outcome.PROMOTE
+    near = seen(floor("floor", 80), [0.0, 1.0, 0.0, 0.0, 0.0] * 12)
+    assert judge(Trial({"floor": near}, {}), Rules()).outcome is Outcome.CONTINUE
+
+
+@pytest.mark.parametrize("percent", [0, 100, -1])
+def test_a_floor_lies_between_nothing_and_everything(percent: float) -> None:
+    with pytest.raises(JudgeError, match="least_percent: expected more than 0 and below 100"):
+        floor("floor", percent)
+
+
+def test_nothing_shows_a_mean_of_0_to_be_below_a_bound_of_0() -> None:
+    with pytest.raises(JudgeError, match="needle: expected a bound above 0, got 0"):
+        least_to_show(task("needle", 0), 0.05)
+
+
+def test_an_interval_of_numbers_beyond_the_range_has_no_upper_end() -> None:
+    criterion = likelihood("Likelihood", 2)
+    within = Comparison.start(criterion).add([0.1] * 40).finding()
+    assert within.interval_percent.low < within.percent < within.interval_percent.high < math.inf
+    beyond = Comparison.start(criterion).add([1.5] * 40).finding()
+    assert beyond.interval_percent.low < beyond.percent < beyond.interval_percent.high == math.inf
+    assert f"interval from {beyond.interval_percent.low:.2f} on" in str(beyond)

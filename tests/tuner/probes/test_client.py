@@ -103,3 +103,56 @@ async def test_an_answer_without_tokens_is_no_prompt() -> None:
         await client(lambda _: httpx.Response(200, json={})).tokens(
             TARGET, "tiny", Prompt("a", text="Once")
         )
+
+
+async def test_a_question_ends_where_the_answer_begins() -> None:
+    asked: list[dict[str, Any]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        asked.append(json.loads(request.content))
+        return httpx.Response(200, json={"tokens": [5, 6]})
+
+    chat = Prompt("b", messages=(("user", "Where?"),))
+    assert await client(handler).question(TARGET, "tiny", chat, "It is") == (5, 6)
+    assert await client(handler).question(TARGET, "tiny", chat) == (5, 6)
+    assert asked[0]["messages"][-1] == {"role": "assistant", "content": "It is"}
+    assert (asked[0]["continue_final_message"], asked[0]["add_generation_prompt"]) == (True, False)
+    assert (asked[1]["continue_final_message"], asked[1]["add_generation_prompt"]) == (False, True)
+
+
+async def test_a_question_without_a_chat_template_is_plain_text() -> None:
+    asked: list[dict[str, Any]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        asked.append(json.loads(request.content))
+        if "messages" in asked[-1]:
+            return httpx.Response(400, json={"error": {"message": "no chat template"}})
+        return httpx.Response(200, json={"tokens": [7]})
+
+    chat = Prompt("b", messages=(("user", "Where?"),))
+    assert await client(handler).question(TARGET, "tiny", chat, "It is") == (7,)
+    assert asked[-1]["prompt"] == "user: Where?\nassistant: It is"
+
+
+async def test_answers_are_greedy_bounded_and_apart_from_users_cache() -> None:
+    asked: list[dict[str, Any]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        assert request.url.path == "/v1/completions"
+        asked.append(json.loads(request.content))
+        return httpx.Response(200, json={"choices": [{"text": " noon."}]})
+
+    assert await client(handler).answer(TARGET, "tiny", [5, 6], 16, "salt") == " noon."
+    (body,) = asked
+    assert body == {
+        "model": "tiny", "prompt": [5, 6], "max_tokens": 16, "temperature": 0, "seed": 7,
+        "cache_salt": "salt",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("document", [[], {}, {"choices": []}, {"choices": [{"text": None}]}])
+async def test_an_answer_without_text_is_a_typed_error(document: object) -> None:
+    with pytest.raises(BadAnswer, match=r"choices\[0\]\.text: expected a text"):
+        await client(lambda _: httpx.Response(200, json=document)).answer(
+            TARGET, "tiny", [5], 16, "salt"
+        )

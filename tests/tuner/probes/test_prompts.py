@@ -4,7 +4,7 @@ import pytest
 
 from kvserving_tuner.errors import ProbeSetError
 from kvserving_tuner.probes.builtin import builtin
-from kvserving_tuner.probes.prompts import Prompt, read_prompts
+from kvserving_tuner.probes.prompts import Metric, Prompt, read_prompts
 
 
 def test_texts_and_conversations_are_read() -> None:
@@ -18,13 +18,25 @@ def test_texts_and_conversations_are_read() -> None:
     )
 
 
+def test_a_line_may_have_a_good_answer() -> None:
+    (plain, by_words) = read_prompts(
+        '{"prompt": "When?", "reference": "At noon."}\n'
+        '{"prompt": "When?", "reference": "At noon.", "metric": "BLEU"}'
+    )
+    assert plain == Prompt("line 1", text="When?", reference="At noon.", metric=Metric.CHRF)
+    assert by_words.metric is Metric.BLEU
+
+
 @pytest.mark.parametrize(
     ("document", "words"),
     [
         ("", "expected at least one prompt"),
         ("{", "line 1: expected a JSON object"),
         ("[]", "line 1: expected a JSON object, got list"),
-        ('{"prompt": "a"}\n{"text": "b"}', "line 2: text: expected one of name, prompt, messages"),
+        (
+            '{"prompt": "a"}\n{"text": "b"}',
+            "line 2: text: expected one of name, prompt, messages, reference, metric",
+        ),
         ("{}", "expected either prompt or messages"),
         ('{"prompt": "a", "messages": []}', "expected either prompt or messages"),
         ('{"prompt": ""}', "prompt: expected a text"),
@@ -38,6 +50,17 @@ def test_texts_and_conversations_are_read() -> None:
             "messages[0].role: expected one of system, user, assistant, got 'robot'",
         ),
         ('{"messages": [{"role": "user", "content": 1}]}', "messages[0].content: expected a text"),
+        ('{"prompt": "a", "reference": ""}', "line 1: reference: expected a text"),
+        ('{"prompt": "a"}\n{"prompt": "b", "reference": 1}', "line 2: reference: expected a text"),
+        ('{"prompt": "a", "metric": "BLEU"}', "metric: expected a reference beside it"),
+        (
+            '{"prompt": "a", "reference": "b", "metric": "rouge"}',
+            "metric: expected one of chrF, BLEU, got 'rouge'",
+        ),
+        (
+            '{"messages": [{"role": "assistant", "content": "a"}], "reference": "b"}',
+            "line 1: messages: expected the last one to ask what reference answers",
+        ),
     ],
 )
 def test_a_fault_is_named_with_its_line_and_field(document: str, words: str) -> None:

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from kvserving_tuner.judge import shortfall
 from kvserving_tuner.readings import Unknown
+from kvserving_tuner.settings import Slo
 from kvserving_tuner.trials.blocks import block_of
-from kvserving_tuner.trials.plan import Guard, Plan
+from kvserving_tuner.trials.plan import GOODPUT_GAIN, Gain, Guard, Plan
 from tunerkit.build import NOW, engine, lengths, observation, window
 
 PLAIN = window(finished=60, preemptions=3, tpot=lengths(40))
@@ -17,7 +19,6 @@ def test_arms_that_are_alike_differ_in_nothing() -> None:
     seen = observation(engine(PLAIN, name="a"), engine(PLAIN, name="b"), engine(PLAIN, name="c"))
     block = block_of(seen, {"a"}, NOW - 60)
     assert block is not None
-    assert block.comparable
     assert set(block.numbers) == {Guard.TTFT, Guard.TPOT, Guard.PREEMPTIONS, Guard.THROUGHPUT}
     assert set(block.numbers.values()) == {0.0}
     assert block.end == NOW
@@ -47,7 +48,6 @@ def test_latencies_of_unlike_loads_are_not_compared() -> None:
     busy = replace(PLAIN, finished=window(finished=90).finished, ttft=lengths(900))
     block = block_of(observation(engine(busy, name="a"), engine(PLAIN, name="b")), {"a"}, 0)
     assert block is not None
-    assert not block.comparable
     assert set(block.numbers) == {Guard.THROUGHPUT}
 
 
@@ -74,3 +74,55 @@ def test_every_guard_of_a_plan_has_a_criterion_within_its_range() -> None:
     for guard in Guard:
         criterion = plan.guard(guard)
         assert criterion.low < criterion.bound < criterion.high
+
+
+def test_gain_is_measured_against_targets_of_latency_in_the_same_block() -> None:
+    slow = replace(PLAIN, ttft=lengths(400))
+    seen = observation(engine(PLAIN, name="a"), engine(slow, name="b"), engine(slow, name="c"))
+    without = block_of(seen, {"a"}, 0)
+    assert without is not None
+    assert GOODPUT_GAIN not in without.numbers
+    # Of the three only the candidate answers within 0.2 s.
+    block = block_of(seen, {"a"}, 0, Slo(ttft_ms=200_000))
+    assert block is not None
+    assert block.numbers[GOODPUT_GAIN] == pytest.approx(shortfall(1.0, 0.0, 1 / 3))
+    alike = block_of(seen, {"a"}, 0, Slo())
+    assert alike is not None
+    assert alike.numbers[GOODPUT_GAIN] == pytest.approx(0)
+    # Nobody in time, or not told: no number.
+    for slo in (Slo(ttft_ms=10_000), Slo(tpot_ms=1), Slo(ttft_ms=1)):
+        seen = observation(
+            engine(replace(slow, tpot=Unknown("renamed")), name="a"), engine(slow, name="b")
+        )
+        none = block_of(seen, {"a"}, 0, slo)
+        assert none is not None
+        assert GOODPUT_GAIN not in none.numbers
+
+
+def test_a_share_that_a_route_decides_is_no_gain() -> None:
+    light = replace(PLAIN, finished=window(finished=6).finished)
+    seen = observation(engine(light, name="a"), engine(PLAIN, name="b"))
+    for weighted in (False, True):
+        block = block_of(seen, {"a"}, 0, Slo(), weighted=weighted)
+        assert block is not None
+        assert (GOODPUT_GAIN in block.numbers) == (not weighted)
+    alike = block_of(
+        observation(engine(PLAIN, name="a"), engine(PLAIN, name="b")),
+        {"a"},
+        0,
+        Slo(),
+        weighted=True,
+    )
+    assert alike is not None
+    assert alike.numbers[GOODPUT_GAIN] == pytest.approx(0)
+
+
+def test_numbers_of_blocks_are_judged_where_the_plan_says_so() -> None:
+    plan = Plan(guards={Guard.TTFT: 10.0}, gain=Gain.CAPACITY)
+    assert plan.of_blocks("TTFT") == plan.guard(Guard.TTFT)
+    assert plan.of_blocks("TPOT") is None
+    gain = plan.of_blocks(GOODPUT_GAIN)
+    assert gain is not None
+    assert gain.bound == pytest.approx(0.01 / 1.99)
+    assert Plan().of_blocks(GOODPUT_GAIN) is None
+    assert Plan().targets is None

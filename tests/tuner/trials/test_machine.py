@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvserving_tuner.judge import HardStop
+from kvserving_tuner.trials.alternation import Alternation
+from kvserving_tuner.trials.blocks import Arm
 from kvserving_tuner.trials.machine import (
     MOST_SECONDS,
     Facts,
@@ -17,7 +19,7 @@ from kvserving_tuner.trials.machine import (
     next_prompts,
     scored,
 )
-from kvserving_tuner.trials.plan import Guard, OnStall, Plan
+from kvserving_tuner.trials.plan import Gain, Guard, OnStall, Plan
 from kvserving_tuner.trials.progress import (
     ACTIVE,
     SCREENED,
@@ -64,6 +66,13 @@ class Fleet:
     def pods_on_trial(self) -> tuple[str, ...]:
         """Pods that are to have the change."""
         return self.progress.candidates
+
+    def turn(self, load: float) -> None:
+        """End a block of an engine that takes turns with itself."""
+        alternation = self.progress.alternation
+        assert alternation is not None
+        alternation, _ = alternation.measured(Arm(load=load))
+        self.progress = self.progress.model_copy(update={"alternation": alternation})
 
     def score(self, kind: str, rises: Sequence[float]) -> None:
         """Give the trial evidence on quality."""
@@ -175,6 +184,54 @@ def test_one_engine_is_switched_in_place_in_a_single_step() -> None:
     assert fleet.progress.step == 0
 
 
+GUARDED = PLAN.model_copy(update={"guards": {Guard.TTFT: 10}})
+
+
+def test_one_engine_takes_turns_with_itself_where_guards_want_a_comparison() -> None:
+    fleet = running(GUARDED, pods=("only",))
+    assert fleet.progress.alternation == Alternation()
+    assert fleet.progress.candidates == ("only",)
+    fleet.look(30)
+    seconds = fleet.progress.step_seconds
+    fleet.turn(0.2)
+    # Without the change its clock stands, and nothing is scored.
+    assert fleet.look(30, finished=0).candidates == ()
+    assert fleet.progress.step_seconds == seconds
+    assert next_prompts(GUARDED, fleet.progress, facts(ready=("only",))) is None
+    fleet.turn(0.2)
+    # The next pair begins as the last one ended.
+    assert fleet.look(30, finished=0).candidates == ()
+    fleet.turn(0.2)
+    assert fleet.look(30).candidates == ("only",)
+    fleet.score(SERVED, GOOD)
+    fleet.until(in_state(State.PROMOTING))
+
+
+def test_turns_that_show_a_cost_roll_back_in_either_arm() -> None:
+    fleet = running(GUARDED, pods=("only",))
+    fleet.turn(0.2)
+    fleet.look()
+    fleet.progress = fleet.progress.compared(GUARDED.guard(Guard.TTFT), [0.5] * 40)
+    assert fleet.look(blocked="metrics are stale").state is State.RUNNING
+    assert fleet.look().state is State.ROLLING_BACK
+    assert "TTFT" in fleet.progress.conclusion.message  # type: ignore[union-attr]
+
+
+def test_a_second_engine_ends_the_turns() -> None:
+    fleet = running(GUARDED, pods=("only",))
+    fleet.look(ready=("only", "other"), changed=frozenset({"only"}))
+    assert fleet.progress.alternation is None
+    assert fleet.progress.candidates == ("only",)
+
+
+def test_what_passed_stays_in_force_while_a_person_decides() -> None:
+    fleet = running(GUARDED.model_copy(update={"manual": True}), pods=("only",))
+    fleet.score(SERVED, GOOD)
+    fleet.until(in_state(State.APPROVAL))
+    assert fleet.progress.alternation is None
+    assert fleet.look(60).candidates == ("only",)
+
+
 def test_one_engine_is_left_alone_where_the_policy_says_so() -> None:
     fleet = Fleet(PLAN.model_copy(update={"single_replica": False}), ("only",))
     fleet.look()
@@ -275,6 +332,178 @@ def test_prompts_are_asked_for_in_their_order_and_not_twice() -> None:
     assert next_prompts(PLAN, fleet.progress, facts(prompts=7)) is None
 
 
+def gaining(gain: Gain = Gain.FASTER, **more: Any) -> Fleet:
+    """A fleet in its last step, quality shown, that has to gain something."""
+    fleet = running(PLAN.model_copy(update={"gain": gain, **more}))
+    fleet.score(SERVED, GOOD)
+    fleet.until(lambda progress: progress.step == 1)
+    return fleet
+
+
+def blocks(fleet: Fleet, numbers: Sequence[float]) -> None:
+    criterion = fleet.plan.goodput()
+    assert criterion is not None
+    fleet.progress = fleet.progress.compared(criterion, numbers)
+
+
+def test_a_change_that_nobody_asked_for_waits_for_its_gain() -> None:
+    fleet = gaining()
+    for _ in range(30):
+        assert fleet.look(30).state is State.RUNNING
+    assert "GoodputGain" in fleet.progress.note
+    blocks(fleet, [-0.1] * 120)
+    assert fleet.look().state is State.PROMOTING
+    assert fleet.progress.conclusion is not None
+    assert "GoodputGain: +22.22 %" in fleet.progress.conclusion.message
+
+
+@pytest.mark.parametrize("numbers", [[], [0.02, -0.02] * 40])
+def test_without_a_gain_it_ends_undecided_and_goes_back(numbers: list[float]) -> None:
+    fleet = gaining(gain_seconds=600)
+    blocks(fleet, numbers)
+    progress = fleet.until(lambda progress: progress.state is not State.RUNNING, 200)
+    assert progress.state is State.ROLLING_BACK
+    assert progress.conclusion is not None
+    assert progress.conclusion.verdict is Verdict.INCONCLUSIVE
+    assert progress.conclusion.reason.value == "NoGain"
+    assert "no gain has shown in 600 s" in progress.conclusion.message
+    # It was not found wanting: nothing is remembered against it, and the fallback is not needed.
+    assert not progress.conclusion.rejects
+    assert not progress.conclusion.to_fallback
+
+
+def test_a_change_that_is_slower_is_given_up_at_once() -> None:
+    fleet = gaining()
+    blocks(fleet, [0.3] * 60)
+    progress = fleet.until(lambda progress: progress.state is not State.RUNNING, 20)
+    assert progress.conclusion is not None
+    assert progress.conclusion.reason.value == "NoGain"
+
+
+def test_a_move_for_capacity_needs_no_more_goodput() -> None:
+    for gain, ends in ((Gain.CAPACITY, State.PROMOTING), (Gain.FASTER, State.RUNNING)):
+        fleet = gaining(gain)
+        blocks(fleet, [0.0] * 3000)
+        for _ in range(20):
+            state = fleet.look().state
+            if state is not State.RUNNING:
+                break
+        assert state is ends
+
+
+def test_engines_without_the_change_stay_until_the_gain_has_shown() -> None:
+    fleet = running(PLAN.model_copy(update={"gain": Gain.FASTER, "steps": (25, 100)}))
+    fleet.score(SERVED, GOOD)
+    for _ in range(60):
+        assert fleet.look().step == 0
+    blocks(fleet, [-0.1] * 120)
+    fleet.look()
+    assert fleet.progress.step == 1
+    assert fleet.pods_on_trial() == PODS
+
+
+TASK = "ServedNeedleShort"
+TASKS = PLAN.model_copy(update={"likelihood": False, "screened": False, "max_drop_percent": 10})
+
+
+def asked(fleet: Fleet, falls: Sequence[float]) -> None:
+    """Give the trial pairs of a task."""
+    fleet.progress = fleet.progress.compared(fleet.plan.task(TASK), falls)
+
+
+def test_tasks_are_answered_in_16_bits_before_any_pod_has_the_change() -> None:
+    fleet = Fleet(TASKS)
+    waits: dict[str, Any] = {"tasks": (TASK,), "tasks_left": True, "recorded": False}
+    for _ in range(3):
+        assert fleet.look(**waits).state in (State.PENDING, State.SCREENING)
+    assert "16 bits" in fleet.progress.note
+    assert fleet.look(**{**waits, "recorded": True}).state is State.RUNNING
+    assert fleet.pods_on_trial() == ("a",)
+
+
+def test_without_any_probe_that_counts_no_pod_gets_the_change() -> None:
+    fleet = Fleet(TASKS)
+    fleet.look(tasks=())
+    progress = fleet.look(tasks=())
+    assert progress.conclusion is not None
+    assert progress.conclusion.verdict is Verdict.INCONCLUSIVE
+    assert State.RUNNING not in fleet.seen
+
+
+def test_tasks_alone_decide_where_likelihoods_say_nothing() -> None:
+    seen: dict[str, Any] = {"tasks": (TASK,), "tasks_left": True, "recorded": True}
+    fleet = Fleet(TASKS)
+    asked(fleet, [])
+    for _ in range(80):
+        fleet.look(**seen)
+    assert fleet.progress.state is State.RUNNING
+    assert next_prompts(TASKS, fleet.progress, facts(changed=frozenset("ab"))) is None
+    before = fleet.progress
+    asked(fleet, [0.0] * 60)
+    assert fleet.look(**seen).state is State.PROMOTING
+    fleet.progress = before
+    asked(fleet, [1.0] * 60)
+    assert fleet.look(**seen).state is State.ROLLING_BACK
+    assert fleet.progress.conclusion is not None
+    assert fleet.progress.conclusion.to_fallback
+    fleet.progress = before
+    asked(fleet, [0.0] * 20)
+    ended = fleet.look(**{**seen, "tasks_left": False}).conclusion
+    assert ended is not None
+    assert ended.reason is End.SET_EXHAUSTED
+
+
+def test_likelihoods_that_are_good_do_not_go_before_tasks_that_are_open() -> None:
+    plan = PLAN.model_copy(update={"max_drop_percent": 10})
+    seen: dict[str, Any] = {"tasks": (TASK,), "tasks_left": True}
+    fleet = running(plan)
+    asked(fleet, [])
+    fleet.score(SERVED, GOOD * 10)
+    for _ in range(60):
+        fleet.look(**seen)
+    assert fleet.progress.state is State.RUNNING
+    asked(fleet, [0.0] * 60)
+    assert fleet.look(**seen).state is State.PROMOTING
+
+
+def test_a_task_that_need_not_be_shown_holds_nothing_up_but_rolls_back() -> None:
+    fleet = running(PLAN.model_copy(update={"max_drop_percent": 10}))
+    fleet.score(SERVED, GOOD * 10)
+    before = fleet.progress
+    asked(fleet, [0.0] * 8)
+    fleet.until(in_state(State.PROMOTING))
+    fleet.progress = before
+    asked(fleet, [1.0] * 60)
+    assert fleet.look().state is State.ROLLING_BACK
+    assert fleet.progress.conclusion is not None
+    assert fleet.progress.conclusion.to_fallback
+
+
+def test_tasks_that_are_good_do_not_go_before_likelihoods() -> None:
+    plan = PLAN.model_copy(update={"max_drop_percent": 10})
+    fleet = running(plan)
+    asked(fleet, [0.0] * 60)
+    for _ in range(60):
+        fleet.look(tasks=(TASK,), tasks_left=False)
+    assert fleet.progress.state is State.RUNNING
+    fleet.score(SERVED, GOOD * 10)
+    assert fleet.look(tasks=(TASK,), tasks_left=False).state is State.PROMOTING
+
+
+def test_a_step_that_takes_all_pods_waits_for_tasks() -> None:
+    plan = TASKS.model_copy(update={"steps": (50, 100)})
+    seen: dict[str, Any] = {"tasks": (TASK,), "tasks_left": True, "recorded": True}
+    fleet = Fleet(plan)
+    asked(fleet, [])
+    for _ in range(60):
+        fleet.look(**seen)
+    assert (fleet.progress.step, len(fleet.pods_on_trial())) == (0, 2)
+    assert "waits for what tasks show" in fleet.progress.note
+    asked(fleet, [0.0] * 60)
+    fleet.look(**{**seen, "tasks_left": False})
+    assert fleet.progress.step == 1
+
+
 seconds = st.floats(0, 600)
 looks = st.builds(
     lambda passed, ready, has, **more: (passed, ready, has, more),
@@ -300,11 +529,12 @@ ORDER = (
 @given(
     st.lists(st.tuples(looks, st.sampled_from([0.0, 0.001, 0.05, 0.3])), max_size=40),
     st.booleans(),
+    st.booleans(),
 )
 def test_whatever_is_seen_a_trial_ends_once_and_never_in_silence(
-    steps: list[tuple[Any, float]], manual: bool
+    steps: list[tuple[Any, float]], manual: bool, guarded: bool
 ) -> None:
-    plan = PLAN.model_copy(update={"manual": manual})
+    plan = (GUARDED if guarded else PLAN).model_copy(update={"manual": manual})
     progress, now = Progress(), 0.0
     for (passed, ready, has, more), rise in steps:
         now += passed
@@ -313,6 +543,9 @@ def test_whatever_is_seen_a_trial_ends_once_and_never_in_silence(
         asked = next_prompts(plan, progress, found)
         if asked is not None and rise:
             progress = scored(plan, progress, asked[0], "Medium", [rise] * 5)
+        if progress.alternation is not None and progress.state is State.RUNNING:
+            turns, _ = progress.alternation.measured(Arm(load=1.0))
+            progress = progress.model_copy(update={"alternation": turns})
         before, progress = progress, advance(plan, progress, found)
         # Never backwards, and what is decided stays decided, but for a promotion that fails.
         assert ORDER.index(progress.state) >= ORDER.index(before.state)

@@ -2,14 +2,17 @@
 
 from kvserving_tuner.judge.blocks import block_means, block_seconds
 from kvserving_tuner.judge.calibration import arms_differ, calibration
-from kvserving_tuner.judge.comparison import Comparison, Finding
+from kvserving_tuner.judge.comparison import Comparison, Finding, least_to_show
 from kvserving_tuner.judge.criteria import (
     Criterion,
+    floor,
+    goodput_gain,
     goodput_loss,
     likelihood,
     loads_are_comparable,
     relative_rise,
     share_rise,
+    shortfall,
     symmetric,
     task,
 )
@@ -39,12 +42,16 @@ __all__ = [
     "block_means",
     "block_seconds",
     "calibration",
+    "floor",
+    "goodput_gain",
     "goodput_loss",
     "judge",
+    "least_to_show",
     "likelihood",
     "loads_are_comparable",
     "relative_rise",
     "share_rise",
+    "shortfall",
     "symmetric",
     "task",
 ]

@@ -1,10 +1,12 @@
 """Evidence of one criterion: against the change, for it, and an interval to show."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from kvserving_tuner.errors import JudgeError
 from kvserving_tuner.judge.betting import Evidence, MeanTest
-from kvserving_tuner.judge.criteria import Criterion, drop_percent
+from kvserving_tuner.judge.criteria import GAIN, MISSED, Criterion, drop_percent
 from kvserving_tuner.judge.interval import NOTHING, Interval, MeanInterval, Sums
 
 INTERVAL_ALPHA = 0.05
@@ -52,6 +54,11 @@ class Comparison:
             total=self.total + sum(numbers),
         )
 
+    @property
+    def tests(self) -> tuple[MeanTest, MeanTest]:
+        """Tests behind `harm` and `safety`; the latter of numbers with the other sign."""
+        return _harm(self.criterion), _safety(self.criterion)
+
     def is_harmful(self, alpha: float) -> bool:
         """Whether the mean is shown to be above the bound."""
         return self.harm.rejects(alpha)
@@ -63,17 +70,19 @@ class Comparison:
     def finding(self) -> "Finding":
         """What is shown of it."""
         interval = _interval(self.criterion).of(self.sums)
+        ends = sorted(drop_percent(self.criterion, end) for end in (interval.low, interval.high))
+        if self.beyond:
+            # The interval counts numbers above the range as its end: it holds from below alone.
+            ends[1] = math.inf
         return Finding(
             name=self.criterion.name,
             percent=drop_percent(self.criterion, self.mean),
             bound_percent=drop_percent(self.criterion, self.criterion.bound),
             count=self.count,
-            interval_percent=Interval(
-                drop_percent(self.criterion, interval.low),
-                drop_percent(self.criterion, interval.high),
-            ),
+            interval_percent=Interval(*ends),
             harm_e_value=self.harm.e_value,
             safety_e_value=self.safety.e_value,
+            unit=self.criterion.unit,
         )
 
 
@@ -88,21 +97,39 @@ class Finding:
     interval_percent: Interval
     harm_e_value: float
     safety_e_value: float
+    unit: str = ""
 
     def __str__(self) -> str:
         low, high = self.interval_percent.low, self.interval_percent.high
-        return (
-            f"{self.name}: {self.percent:.2f} % worse (95 % interval {low:.2f} to {high:.2f}, "
-            f"n = {self.count}), at most {self.bound_percent:.2f} % accepted"
-        )
+        ends = f"{low:.2f} to {high:.2f}" if math.isfinite(high) else f"from {low:.2f} on"
+        seen = f"(95 % interval {ends}, n = {self.count})"
+        bound = f"{self.bound_percent:.2f} %"
+        if self.unit == GAIN:
+            return f"{self.name}: {self.percent:+.2f} % {seen}, more than {bound} has to be shown"
+        said = "missed" if self.unit == MISSED else "worse"
+        return f"{self.name}: {self.percent:.2f} % {said} {seen}, at most {bound} accepted"
+
+
+def least_to_show(criterion: Criterion, alpha: float) -> int:
+    """Numbers that show a mean to be below its bound where each of them is 0, at this error rate.
+
+    JudgeError where no number can do so: the bound is 0 or less.
+    """
+    if criterion.bound <= 0:
+        raise JudgeError(f"{criterion.name}: expected a bound above 0, got {criterion.bound}")
+    test = _safety(criterion)
+    evidence = test.start()
+    while not evidence.rejects(alpha):
+        evidence = test.add(evidence, (0.0,))
+    return evidence.count
 
 
 def _harm(criterion: Criterion) -> MeanTest:
-    return MeanTest(criterion.bound, criterion.low)
+    return MeanTest(criterion.bound, criterion.low, criterion.harm)
 
 
 def _safety(criterion: Criterion) -> MeanTest:
-    return MeanTest(-criterion.bound, -criterion.high)
+    return MeanTest(-criterion.bound, -criterion.high, criterion.safety)
 
 
 def _interval(criterion: Criterion) -> MeanInterval:

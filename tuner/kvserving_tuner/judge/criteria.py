@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvserving_tuner.errors import JudgeError
+from kvserving_tuner.judge.betting import Stakes
 
 MOST_RISE_NATS: Final = 0.25
 """Largest change of a prompt's mean negative log-likelihood that counts as itself, in nats per
@@ -18,8 +19,29 @@ MOST_FALL: Final = 0.5
 """Largest relative improvement of a block that counts as itself: the stable arm is three times as
 large."""
 
+MISSED: Final = "share missed"
+"""Unit of criteria that have an absolute limit and no other arm."""
+
 LOAD_TOLERANCE: Final = 0.1
 """Arms whose replicas have loads within this share of each other are compared."""
+
+SMALL_DROP: Final = 0.055
+"""Drop in quality that bets are made for where the bound is below it: a little more than the five
+points that a trial has to find."""
+
+LEAST_EFFECT: Final = 0.03
+"""Least distance from the bound that bets are made for: smaller ones take more pairs than any probe
+set has."""
+
+BLOCK_EFFECT: Final = 0.05
+"""Relative difference of blocks that bets are made for: 10 % more or less."""
+
+SCORES_SQUARE, NARROW_SQUARE = 0.25, 0.02
+"""Expected mean squares: of scores, which agree or differ by all there is, and of numbers that
+scatter little against their range, as likelihoods and blocks do."""
+
+GAIN: Final = "goodput gain"
+"""Unit of what has to be shown rather than kept: percent more than without the change."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +53,9 @@ class Criterion:
     bound: float
     low: float
     high: float
+    harm: Stakes
+    """How to bet that the mean is above the bound, and with `safety` that it is below."""
+    safety: Stakes
 
 
 def likelihood(name: str, max_drop_percent: float) -> Criterion:
@@ -39,35 +64,54 @@ def likelihood(name: str, max_drop_percent: float) -> Criterion:
     A mean rise of d nats is a drop of 100 (exp(d) - 1) percent.
     """
     bound = math.log1p(_percent(max_drop_percent) / 100)
-    return Criterion(name, "nats per token", bound, -MOST_RISE_NATS, MOST_RISE_NATS + bound)
+    harm, safety = _narrow(_beyond(bound)), _narrow(_within(bound))
+    most = MOST_RISE_NATS + bound
+    return Criterion(name, "nats per token", bound, -MOST_RISE_NATS, most, harm, safety)
 
 
 def task(name: str, max_drop_percent: float) -> Criterion:
     """Paired fall of a score between 0 and 1; the drop is in percentage points."""
-    return Criterion(name, "score", _percent(max_drop_percent) / 100, -1.0, 1.0)
+    bound = _percent(max_drop_percent) / 100
+    harm = Stakes(_beyond(bound), SCORES_SQUARE, steady=0.3)
+    # Scores of equal arms that often differ have no large effect to show, so one gambler has most.
+    safety = Stakes(_within(bound), SCORES_SQUARE, steady=0.8)
+    return Criterion(name, "score", bound, -1.0, 1.0, harm, safety)
+
+
+def floor(name: str, least_percent: float) -> Criterion:
+    """What a grade between 0 and 1 lacks of 1, against a least mean grade in percent."""
+    if not 0 < least_percent < 100:
+        raise JudgeError(f"least_percent: expected more than 0 and below 100, got {least_percent}")
+    bound = 1 - least_percent / 100
+    # Either way it is a mean that lies a little beyond the floor that has to be told.
+    stakes = Stakes(SMALL_DROP, SCORES_SQUARE, steady=0.6)
+    return Criterion(name, MISSED, bound, 0.0, 1.0, stakes, stakes)
 
 
 def relative_rise(name: str, max_increase_percent: float) -> Criterion:
     """Relative rise of a quantity in blocks of time, as `symmetric` tells it."""
     growth = _percent(max_increase_percent) / 100
-    return Criterion(name, "relative difference", growth / (2 + growth), -MOST_FALL, 1.0)
+    return _of_blocks(name, "relative difference", growth / (2 + growth), -MOST_FALL)
 
 
 def share_rise(name: str, max_increase: float) -> Criterion:
     """Rise of a share of requests in blocks of time, as a difference of shares."""
     if not 0 <= max_increase < 1:
         raise JudgeError(f"max_increase: expected a share from 0 to 1, got {max_increase}")
-    return Criterion(name, "share of requests", max_increase, -MOST_FALL, 1.0)
+    return _of_blocks(name, "share of requests", max_increase, -MOST_FALL)
 
 
 def goodput_loss(name: str, least_ratio: float) -> Criterion:
-    """Relative loss of goodput in blocks of time against a least ratio of candidate to stable.
+    """Relative loss of goodput in blocks of time against a least ratio of candidate to stable."""
+    return _of_blocks(name, "relative difference", _loss_bound(least_ratio), -1.0)
 
-    With a ratio of 1 a pass is a gain; a move for capacity is content with 0.99.
+
+def goodput_gain(name: str, least_ratio: float) -> Criterion:
+    """Gain in goodput in blocks of time, as `shortfall` tells it: safe is a ratio above the least.
+
+    With a least ratio of 1 that is a gain; a move for capacity is content with 0.99.
     """
-    if not 0 < least_ratio <= 1:
-        raise JudgeError(f"least_ratio: expected more than 0 and at most 1, got {least_ratio}")
-    return Criterion(name, "relative difference", (1 - least_ratio) / (1 + least_ratio), -1.0, 1.0)
+    return _of_blocks(name, GAIN, _loss_bound(least_ratio), -1.0)
 
 
 def symmetric(candidate: float, stable: float) -> float:
@@ -81,18 +125,59 @@ def symmetric(candidate: float, stable: float) -> float:
     return (candidate - stable) / total if total else 0.0
 
 
+def shortfall(candidate: float, stable: float, share: float) -> float:
+    """What the candidate lacks of its part of what both arms did in a block of time.
+
+    `candidate` and `stable` are totals of the arms, and `share` is the candidate's part of the
+    engines. For arms of one size this is `symmetric(stable, candidate)`. For others a difference
+    of means per engine would not be 0 in the mean where nothing differs, since the mean of few
+    engines scatters more; the part of the total is, to second order, for engines that are alike.
+    """
+    if min(candidate, stable) < 0:
+        raise JudgeError(f"expected quantities of at least 0, got {candidate} and {stable}")
+    if not 0 < share < 1:
+        raise JudgeError(f"share: expected between 0 and 1, got {share}")
+    total = candidate + stable
+    return (share - candidate / total) / (2 * share * (1 - share)) if total else 0.0
+
+
 def drop_percent(criterion: Criterion, mean: float) -> float:
-    """A mean as people read it, in percent or percentage points."""
+    """A mean as people read it, in percent or percentage points; a gain counts upwards."""
     if criterion.unit == "nats per token":
         return 100 * math.expm1(mean)
     if criterion.unit == "relative difference":
         return 200 * mean / (1 - mean) if mean < 1 else math.inf
+    if criterion.unit == GAIN:
+        return 100 * ((1 - mean) / (1 + mean) - 1) if mean > -1 else math.inf
     return 100 * mean
 
 
 def loads_are_comparable(candidate: float, stable: float) -> bool:
     """Whether loads per replica are near enough to compare what the arms make of them."""
     return abs(candidate - stable) <= LOAD_TOLERANCE * max(candidate, stable)
+
+
+def _of_blocks(name: str, unit: str, bound: float, low: float) -> Criterion:
+    stakes = _narrow(max(bound, BLOCK_EFFECT))
+    return Criterion(name, unit, bound, low, 1.0, stakes, stakes)
+
+
+def _narrow(size: float) -> Stakes:
+    return Stakes(size, NARROW_SQUARE, steady=0.6)
+
+
+def _beyond(bound: float) -> float:
+    return max(SMALL_DROP - bound, LEAST_EFFECT)
+
+
+def _within(bound: float) -> float:
+    return max(bound, LEAST_EFFECT / 3)
+
+
+def _loss_bound(least_ratio: float) -> float:
+    if not 0 < least_ratio <= 1:
+        raise JudgeError(f"least_ratio: expected more than 0 and at most 1, got {least_ratio}")
+    return (1 - least_ratio) / (1 + least_ratio)
 
 
 def _percent(number: float) -> float:

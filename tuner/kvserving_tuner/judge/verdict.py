@@ -6,7 +6,7 @@ bound and the gain is shown too: since all of them must hold, each is tested at 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -35,7 +35,7 @@ class Cause(StrEnum):
     GUARD_VIOLATED = "GuardViolated"
     SPLIT_MISMATCH = "SplitMismatch"
     WITHIN_BOUNDS = "WithinBounds"
-    NO_GAIN_SHOWN = "NoGainShown"
+    NO_GAIN = "NoGain"
     QUALITY_NOT_SHOWN = "QualityNotShown"
     MORE_EVIDENCE_NEEDED = "MoreEvidenceNeeded"
 
@@ -91,8 +91,10 @@ class Trial:
     quality: Mapping[str, Comparison]
     """By probe and stratum."""
     guards: Mapping[str, Comparison]
+    watched: Mapping[str, Comparison] = field(default_factory=dict)
+    """Quality too, whose fall counts, but which need not be shown to be kept."""
     gain: Comparison | None = None
-    """Missing where the change need not gain anything, such as a way back."""
+    """Missing where the change need not gain anything, as one that a person asked for."""
     split: Split | None = None
     hard_stop: HardStop | None = None
 
@@ -130,9 +132,10 @@ def judge(trial: Trial, rules: Rules) -> Verdict:
 
 
 def _harmful(trial: Trial, rules: Rules) -> Verdict | None:
-    alpha = rules.false_rollback / max(1, len(trial.quality) + len(trial.guards))
+    quality = {**trial.watched, **trial.quality}
+    alpha = rules.false_rollback / max(1, len(quality) + len(trial.guards))
     for cause, found in (
-        (Cause.QUALITY_DROP, trial.quality), (Cause.GUARD_VIOLATED, trial.guards),
+        (Cause.QUALITY_DROP, quality), (Cause.GUARD_VIOLATED, trial.guards),
     ):  # fmt: skip
         least = rules.min_samples if cause is Cause.QUALITY_DROP else 1
         worst = [c for c in found.values() if c.count >= least and c.is_harmful(alpha)]
@@ -158,7 +161,11 @@ def _promotable(trial: Trial, rules: Rules) -> Verdict:
         return Verdict(Outcome.CONTINUE, Cause.MORE_EVIDENCE_NEEDED, str(finding), finding)
     if trial.gain is not None and not trial.gain.is_safe(rules.false_promotion):
         finding = trial.gain.finding()
-        return Verdict(Outcome.CONTINUE, Cause.NO_GAIN_SHOWN, str(finding), finding)
+        # What is shown to be slower need not be waited for, and nothing is rolled back for it.
+        is_over = trial.gain.is_harmful(rules.false_promotion)
+        is_over |= trial.gain.count >= rules.max_samples
+        outcome = Outcome.INCONCLUSIVE if is_over else Outcome.CONTINUE
+        return Verdict(outcome, Cause.NO_GAIN, str(finding), finding)
     finding = (trial.gain or _least_sure(list(trial.quality.values()))).finding()
     message = f"every bound is shown to be kept; {finding}"
     return Verdict(Outcome.PROMOTE, Cause.WITHIN_BOUNDS, message, finding)

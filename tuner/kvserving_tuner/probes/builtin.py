@@ -55,7 +55,7 @@ def builtin(count: int, words: int) -> tuple[Prompt, ...]:
     return tuple(prompts)
 
 
-class _Delivery:
+class Delivery:
     """One made-up fact with five figures or names that an answer can repeat."""
 
     def __init__(self, chance: random.Random) -> None:
@@ -67,6 +67,7 @@ class _Delivery:
         self.event = chance.choice(EVENTS)
 
     def sentence(self, chance: random.Random) -> str:
+        """The fact in one of three wordings."""
         return chance.choice(
             (
                 f"Order {self.code}: {self.crates} crates of {self.good} reached {self.place}, "
@@ -79,14 +80,15 @@ class _Delivery:
         )
 
     def answer(self) -> str:
+        """The fact as an answer repeats it."""
         return (
             f"Order {self.code} brought {self.crates} crates of {self.good} to {self.place}. "
             f"{self.person} signed for them. On the way {self.event}."
         )
 
 
-def _deliveries(chance: random.Random, count: int) -> list[_Delivery]:
-    return [_Delivery(chance) for _ in range(max(2, count))]
+def _deliveries(chance: random.Random, count: int) -> list[Delivery]:
+    return [Delivery(chance) for _ in range(max(2, count))]
 
 
 def _questions(chance: random.Random, words: int) -> list[Message]:
@@ -107,9 +109,9 @@ def _conversation(chance: random.Random, words: int) -> list[Message]:
     messages = [
         ("system", f"You are the dispatcher's assistant. You speak with {host} and keep track."),
     ]
-    told: list[_Delivery] = []
+    told: list[Delivery] = []
     while sum(len(content.split()) for _, content in messages) < words:
-        told.append(_Delivery(chance))
+        told.append(Delivery(chance))
         earlier = chance.choice(told)
         messages += [
             ("user", f"{told[-1].sentence(chance)} What did I tell you about {earlier.code}?"),

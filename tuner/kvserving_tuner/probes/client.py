@@ -17,8 +17,14 @@ logger = logging.getLogger(__name__)
 
 PROBE_PATH: Final = "/kvserving/v1/probe"
 TOKENIZE_PATH: Final = "/tokenize"
+COMPLETIONS_PATH: Final = "/v1/completions"
 PROBE_SECONDS: Final = 600.0
 """The engine's own limit; beside users' requests a probe gets a fifth of the time."""
+
+ANSWER_SECONDS: Final = 300.0
+"""Most time for an answer, in a queue behind users' requests."""
+
+SEED: Final = 7
 
 NOT_FINITE: Final = "NotFinite"
 """The engine's reason where a model gives no numbers through a format."""
@@ -78,6 +84,57 @@ class ProbeClient:
             except BadAnswer as error:
                 logger.info("%s: no chat template: %s", target.name, error.message)
         return await self._tokenize(target, {"model": model, "prompt": prompt.plain})
+
+    async def question(
+        self, target: EngineTarget, model: str, prompt: Prompt, start: str = ""
+    ) -> tuple[int, ...]:
+        """Token ids of a prompt that is to be answered, up to where the answer begins with `start`.
+
+        A conversation is a plain text to a model without a template.
+        """
+        if not prompt.messages:
+            return await self._tokenize(target, {"model": model, "prompt": prompt.text + start})
+        messages = [{"role": role, "content": content} for role, content in prompt.messages]
+        if start:
+            messages.append({"role": "assistant", "content": start})
+        chat = {
+            "model": model,
+            "messages": messages,
+            "add_generation_prompt": not start,
+            "continue_final_message": bool(start),
+            # Templates that do not know it leave it out; thoughts would take all of the tokens.
+            "chat_template_kwargs": {"enable_thinking": False},
+        }
+        try:
+            return await self._tokenize(target, chat)
+        except BadAnswer as error:
+            logger.info("%s: no chat template: %s", target.name, error.message)
+        text = f"{prompt.plain}\nassistant: {start}".rstrip()
+        return await self._tokenize(target, {"model": model, "prompt": text})
+
+    async def answer(
+        self, target: EngineTarget, model: str, token_ids: Sequence[int], most: int, salt: str
+    ) -> str:
+        """The most likely answer, of at most `most` tokens, through the engine's live cache.
+
+        `salt` keeps what the cache holds of it apart from users' requests.
+        """
+        body = {
+            "model": model,
+            "prompt": list(token_ids),
+            "max_tokens": most,
+            "temperature": 0,
+            "seed": SEED,
+            "cache_salt": salt,
+        }
+        timeout = min(self._timeout, ANSWER_SECONDS)
+        document = await call(self._client, target, "POST", COMPLETIONS_PATH, body, timeout)
+        choices = document.get("choices") if isinstance(document, Mapping) else None
+        first = choices[0] if isinstance(choices, list) and choices else None
+        text = first.get("text") if isinstance(first, Mapping) else None
+        if not isinstance(text, str):
+            raise BadAnswer(target.name, "choices[0].text: expected a text")
+        return text
 
     async def _tokenize(self, target: EngineTarget, body: Mapping[str, object]) -> tuple[int, ...]:
         document = await call(self._client, target, "POST", TOKENIZE_PATH, body, self._timeout)

@@ -3,16 +3,24 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from kvserving_tuner.errors import ProbeSetError
 
 ROLES: Final = ("system", "user", "assistant")
 MOST_PROMPTS: Final = 10_000
-_FIELDS: Final = ("name", "prompt", "messages")
+_FIELDS: Final = ("name", "prompt", "messages", "reference", "metric")
 
 Message = tuple[str, str]
 """Role and content."""
+
+
+class Metric(StrEnum):
+    """How an answer is held against a reference."""
+
+    CHRF = "chrF"
+    BLEU = "BLEU"
 
 
 @dataclass(frozen=True)
@@ -22,6 +30,9 @@ class Prompt:
     name: str
     text: str = ""
     messages: tuple[Message, ...] = ()
+    reference: str = ""
+    """A good answer to the prompt; empty where only the prompt itself is scored."""
+    metric: Metric = Metric.CHRF
 
     @property
     def plain(self) -> str:
@@ -32,8 +43,9 @@ class Prompt:
 def read_prompts(document: str) -> tuple[Prompt, ...]:
     """Prompts of a JSONL document; ProbeSetError names the line and the field at fault.
 
-    Each line has either `prompt`, a text, or `messages`, a list of `role` and `content`; `name` is
-    optional. Empty lines are left out.
+    Each line has either `prompt`, a text, or `messages`, a list of `role` and `content`. `name`,
+    `reference`, a good answer, and its `metric`, chrF or BLEU, are optional. Empty lines are left
+    out.
     """
     prompts: list[Prompt] = []
     for number, line in enumerate(document.splitlines(), start=1):
@@ -61,11 +73,36 @@ def _read(line: str, where: str) -> Prompt:
     name = entry.get("name", where)
     if not isinstance(name, str):
         raise ProbeSetError(f"{where}: name: expected a string, got {type(name).__name__}")
+    reference, metric = _reference(entry, where)
     if "messages" in entry:
-        return Prompt(name, messages=_messages(entry["messages"], where))
-    if not isinstance(entry["prompt"], str) or not entry["prompt"]:
-        raise ProbeSetError(f"{where}: prompt: expected a text of at least one character")
-    return Prompt(name, text=entry["prompt"])
+        messages = _messages(entry["messages"], where)
+        if reference and messages[-1][0] == "assistant":
+            raise ProbeSetError(
+                f"{where}: messages: expected the last one to ask what reference answers, "
+                "got one of the assistant"
+            )
+        return Prompt(name, messages=messages, reference=reference, metric=metric)
+    text = _text(entry["prompt"], f"{where}: prompt")
+    return Prompt(name, text=text, reference=reference, metric=metric)
+
+
+def _reference(entry: Mapping[str, object], where: str) -> tuple[str, Metric]:
+    if "reference" not in entry:
+        if "metric" in entry:
+            raise ProbeSetError(f"{where}: metric: expected a reference beside it")
+        return "", Metric.CHRF
+    reference = _text(entry["reference"], f"{where}: reference")
+    metric = entry.get("metric", Metric.CHRF)
+    if metric not in list(Metric):
+        names = ", ".join(Metric)
+        raise ProbeSetError(f"{where}: metric: expected one of {names}, got {metric!r}")
+    return reference, Metric(str(metric))
+
+
+def _text(value: object, field: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise ProbeSetError(f"{field}: expected a text of at least one character")
+    return value
 
 
 def _messages(value: object, where: str) -> tuple[Message, ...]:

@@ -5,49 +5,100 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvserving_tuner.histograms import Histogram
-from kvserving_tuner.judge import loads_are_comparable, symmetric
+from kvserving_tuner.judge import loads_are_comparable, shortfall, symmetric
 from kvserving_tuner.observation import Observation, Window
 from kvserving_tuner.readings import Known
-from kvserving_tuner.trials.plan import Guard
+from kvserving_tuner.settings import Slo
+from kvserving_tuner.trials.goodput import goodput
+from kvserving_tuner.trials.plan import GOODPUT_GAIN, Frozen, Guard
+
+
+class Arm(Frozen):
+    """What some engines did in a block of time; None is what could not be measured."""
+
+    load: float
+    """Requests finished in a second, per engine."""
+    ttft: float | None = None
+    """Mean, in seconds."""
+    tpot: float | None = None
+    """Mean, in seconds."""
+    preemptions: float | None = None
+    """Per finished request."""
+    goodput: float | None = None
+    """Requests finished within the targets of latency in a second, of all engines together."""
+    engines: int = 1
+
+    @classmethod
+    def of(cls, windows: Sequence[Window], slo: Slo | None = None) -> "Arm":
+        """What engines did in these windows, one of each; goodput only against targets."""
+        within = [None if slo is None else goodput(window, slo) for window in windows]
+        return cls(
+            goodput=None if None in within else math.fsum(each or 0.0 for each in within),
+            engines=len(windows),
+            load=_rate(windows, "finished"),
+            ttft=_mean(window.ttft for window in windows),
+            tpot=_mean(window.tpot for window in windows),
+            preemptions=_per_request(windows),
+        )
 
 
 @dataclass(frozen=True)
 class Block:
-    """One block: a number for each guard that could be measured, bad where it is high."""
+    """One block: a number for each guard that could be measured, and for the gain."""
 
     end: float
-    numbers: dict[Guard, float] = field(default_factory=dict)
-    comparable: bool = True
-    """Whether the arms had loads that are near enough for latencies to be compared."""
+    numbers: dict[str, float] = field(default_factory=dict)
 
 
-def block_of(observation: Observation, candidates: Collection[str], since: float) -> Block | None:
-    """The block that begins at `since` or later; None before every engine has a whole one."""
-    windows = {engine.target: engine.full for engine in observation.engines}
+def block_of(
+    observation: Observation,
+    candidates: Collection[str],
+    since: float,
+    slo: Slo | None = None,
+    *,
+    weighted: bool = False,
+) -> Block | None:
+    """The block that begins at `since` or later; None before every engine has a whole one.
+
+    Gain is measured where targets of latency are given. `weighted` says that a route decides how
+    much each arm serves: then only loads that are alike per engine tell a gain from a share.
+    """
     candidate: list[Window] = []
     stable: list[Window] = []
-    for target, window in windows.items():
+    for engine in observation.engines:
+        window = engine.full
         if not isinstance(window, Window) or window.start < since:
             return None
-        (candidate if target in candidates else stable).append(window)
+        (candidate if engine.target in candidates else stable).append(window)
     if not candidate or not stable:
         return None
-    load, other_load = (_rate(arm, "finished") for arm in (candidate, stable))
-    comparable = min(load, other_load) > 0 and loads_are_comparable(load, other_load)
-    numbers: dict[Guard, float] = {}
-    if comparable:
+    end = max(window.end for window in (*candidate, *stable))
+    return Block(end, compared(Arm.of(candidate, slo), Arm.of(stable, slo), weighted=weighted))
+
+
+def compared(candidate: Arm, stable: Arm, *, weighted: bool = False) -> dict[str, float]:
+    """A number for each guard that both arms say something of, and for the gain; bad is high."""
+    numbers: dict[str, float] = {}
+    low, high = sorted((candidate.load, stable.load))
+    # Latencies of unlike loads say more about the loads than about the change.
+    alike = low > 0 and loads_are_comparable(candidate.load, stable.load)
+    if alike:
         pairs = {
-            Guard.TTFT: (_mean(w.ttft for w in candidate), _mean(w.ttft for w in stable)),
-            Guard.TPOT: (_mean(w.tpot for w in candidate), _mean(w.tpot for w in stable)),
-            Guard.PREEMPTIONS: (_per_request(candidate), _per_request(stable)),
+            Guard.TTFT: (candidate.ttft, stable.ttft),
+            Guard.TPOT: (candidate.tpot, stable.tpot),
+            Guard.PREEMPTIONS: (candidate.preemptions, stable.preemptions),
         }
         for guard, (with_change, without) in pairs.items():
             if with_change is not None and without is not None:
                 numbers[guard] = symmetric(with_change, without)
-    if max(load, other_load) > 0:
+    if high > 0:
         # A candidate that serves fewer requests is one that others had to serve instead.
-        numbers[Guard.THROUGHPUT] = symmetric(other_load, load)
-    return Block(max(window.end for window in (*candidate, *stable)), numbers, comparable)
+        numbers[Guard.THROUGHPUT] = symmetric(stable.load, candidate.load)
+    good, other = candidate.goodput, stable.goodput
+    if good is not None and other is not None and good + other > 0 and (alike or not weighted):
+        share = candidate.engines / (candidate.engines + stable.engines)
+        numbers[GOODPUT_GAIN] = shortfall(good, other, share)
+    return numbers
 
 
 def _rate(arm: Sequence[Window], name: str) -> float:

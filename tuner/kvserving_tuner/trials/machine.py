@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from kvserving_tuner.judge import Cause, HardStop, Outcome, Trial, judge
 from kvserving_tuner.judge import Verdict as Judgement
+from kvserving_tuner.trials.alternation import Alternation
 from kvserving_tuner.trials.plan import OnStall, Plan
 from kvserving_tuner.trials.progress import (
     ACTIVE,
@@ -23,6 +24,7 @@ from kvserving_tuner.trials.progress import (
     State,
     Verdict,
 )
+from kvserving_tuner.trials.tasks import is_shown
 
 PAUSED_NOTE = "paused"
 PROMPTS_AT_ONCE = 16
@@ -68,6 +70,12 @@ class Facts:
     wish: Wish = Wish.RUN
     prompts: int = 0
     """Prompts of the probe set."""
+    recorded: bool = True
+    """Whether all answers are there that have to be given before any pod has the change."""
+    tasks: tuple[str, ...] = ()
+    """Criteria of task probes that have to be shown to be kept; others can only roll back."""
+    tasks_left: bool = False
+    """Whether there is a task to ask that would tell more."""
 
 
 def advance(plan: Plan, progress: Progress, facts: Facts) -> Progress:
@@ -126,7 +134,8 @@ def _start(plan: Plan, progress: Progress, facts: Facts) -> Progress:
         return progress.ends(
             Conclusion(verdict=Verdict.FAILED, reason=End.SINGLE_REPLICA, message=message)
         )
-    if plan.screened:
+    probed = plan.likelihood or facts.tasks
+    if plan.screened or not facts.recorded or not probed:
         return progress.becomes(State.SCREENING)
     return _enter(plan, progress, facts, 0)
 
@@ -136,11 +145,19 @@ def _screen(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Prog
     judgement = judge(Trial(evidence, {}), plan.rules)
     if judgement.outcome is Outcome.ROLL_BACK:
         return progress.ends(_rolled_back(judgement, served=False))
-    if evidence and all(
-        found.count >= plan.min_samples and found.mean <= found.criterion.bound
-        for found in evidence.values()
-    ):
+    screened = not plan.screened or (
+        bool(evidence)
+        and all(
+            found.count >= plan.min_samples and found.mean <= found.criterion.bound
+            for found in evidence.values()
+        )
+    )
+    if screened and facts.recorded:
+        if not plan.likelihood and not facts.tasks:
+            return progress.ends(_nothing_counts(progress))
         return _enter(plan, progress, facts, 0)
+    if screened:
+        return _waiting(plan, progress, facts, passed, "tasks are answered in 16 bits")
     if progress.screened >= facts.prompts and not facts.blocked:
         return progress.ends(_exhausted(plan, judgement))
     return _waiting(plan, progress, facts, passed, "probes score the change")
@@ -148,6 +165,19 @@ def _screen(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Prog
 
 def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progress:
     progress = _with_pods(plan, progress, facts)
+    guards = {name: c for name, c in progress.evidence.items() if name in set(plan.guards)}
+    gain = progress.compared_by(plan.goodput())
+    quality = progress.quality(SERVED)
+    shown = {*facts.tasks, *progress.likelihood(SERVED)}
+    required = {name: found for name, found in quality.items() if name in shown}
+    watched = {name: found for name, found in quality.items() if name not in shown}
+    judgement = judge(Trial(required, guards, watched, gain), plan.rules)
+    if progress.alternation is not None and not progress.alternation.with_change:
+        if judgement.outcome is Outcome.ROLL_BACK and not facts.blocked:
+            return progress.ends(_rolled_back(judgement))
+        # Clocks stand, also the one of missing evidence: the next block with the change tells.
+        pair = progress.alternation.pair + 1
+        return progress.model_copy(update={"note": f"pair {pair} of blocks: without the change"})
     if not progress.candidates or not facts.changed >= set(progress.candidates):
         return _waiting(plan, progress, facts, passed, "pods take the change", stalls=False)
     if facts.blocked:
@@ -160,16 +190,25 @@ def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progres
             "step_requests": progress.step_requests + facts.finished,
         }
     )
-    guards = {name: c for name, c in progress.evidence.items() if name in set(plan.guards)}
-    judgement = judge(Trial(progress.quality(SERVED), guards), plan.rules)
     if judgement.outcome is Outcome.ROLL_BACK:
         return progress.ends(_rolled_back(judgement))
     if progress.step_seconds < plan.min_seconds or progress.step_requests < plan.min_requests:
         requests = f"{progress.step_requests:.0f} of {plan.min_requests} requests"
         seconds = f"{progress.step_seconds:.0f} of {plan.min_seconds:.0f} s"
-        return _waiting(plan, progress, facts, passed, f"step needs {requests}, {seconds}")
+        note = f"step needs {requests}, {seconds}"
+        if not progress.step_requests and progress.step_seconds >= plan.min_seconds:
+            # Connections that are kept alive stay with their pod, and few of them miss one easily.
+            note += "; no request has reached a pod with the change"
+        return _waiting(plan, progress, facts, passed, note)
     step = plan.next_step(progress.step, len(facts.ready))
-    if step is not None:
+    takes_all = step is not None and plan.pods(step, len(facts.ready)) == len(facts.ready)
+    if takes_all and facts.tasks_left and not is_shown(plan, progress, facts.tasks):
+        # It leaves no engine in 16 bits to compare answers with.
+        note = "the next step takes every engine, and waits for what tasks show"
+        return _waiting(plan, progress, facts, passed, note)
+    # A gain too shows beside engines without the change.
+    waits = gain is not None and not gain.is_safe(plan.rules.false_promotion)
+    if step is not None and not (waits and takes_all):
         return _enter(plan, progress, facts, step)
     return _decide(plan, progress, facts, passed, judgement)
 
@@ -178,10 +217,12 @@ def _decide(
     plan: Plan, progress: Progress, facts: Facts, passed: float, judgement: Judgement
 ) -> Progress:
     """At the end of the last step."""
-    if judgement.outcome is Outcome.PROMOTE:
+    likelihood = progress.likelihood(SERVED)
+    if judgement.outcome is Outcome.PROMOTE and (likelihood or not plan.likelihood):
         if plan.manual and facts.wish is not Wish.PROMOTE:
             note = f"passed, waits for approval: {judgement.message}"
-            return progress.becomes(State.APPROVAL).model_copy(update={"note": note})
+            progress = progress.becomes(State.APPROVAL, alternation=None)
+            return progress.model_copy(update={"note": note})
         return progress.ends(
             Conclusion(verdict=Verdict.PROMOTED, reason=judgement.cause, message=judgement.message)
         )
@@ -192,13 +233,29 @@ def _decide(
                 verdict=Verdict.INCONCLUSIVE, reason=judgement.cause, message=judgement.message
             )
         )
-    if progress.served >= facts.prompts:
+    if judgement.cause is Cause.NO_GAIN:
+        if progress.step_seconds < plan.gain_seconds:
+            return _waiting(plan, progress, facts, passed, judgement.message)
+        message = f"no gain has shown in {progress.step_seconds:.0f} s: {judgement.message}"
+        return progress.ends(
+            Conclusion(verdict=Verdict.INCONCLUSIVE, reason=Cause.NO_GAIN, message=message)
+        )
+    prompts_decide = plan.likelihood and (
+        not likelihood or not is_shown(plan, progress, likelihood)
+    )
+    tasks_decide = not is_shown(plan, progress, facts.tasks)
+    if (prompts_decide and progress.served >= facts.prompts) or (
+        tasks_decide and not facts.tasks_left
+    ):
         return progress.ends(_exhausted(plan, judgement))
     return _waiting(plan, progress, facts, passed, judgement.message)
 
 
 def _enter(plan: Plan, progress: Progress, facts: Facts, step: int) -> Progress:
-    fresh = {"step": step, "step_seconds": 0.0, "step_requests": 0.0, "stalled_seconds": 0.0}
+    fresh: dict[str, object] = {"step": step, "step_seconds": 0.0, "step_requests": 0.0}
+    fresh["stalled_seconds"] = 0.0
+    if len(facts.ready) == 1 and (plan.guards or plan.gain is not None):
+        fresh["alternation"] = Alternation()
     return _with_pods(plan, progress.becomes(State.RUNNING, **fresh), facts)
 
 
@@ -206,6 +263,11 @@ def _with_pods(plan: Plan, progress: Progress, facts: Facts) -> Progress:
     """With as many candidates as the step wants: those that are it stay, gone ones are replaced."""
     if not facts.ready:
         return progress
+    if progress.alternation is not None:
+        if len(facts.ready) == 1:
+            only = facts.ready if progress.alternation.with_change else ()
+            return progress.model_copy(update={"candidates": only})
+        progress = progress.model_copy(update={"alternation": None})
     wanted = plan.pods(progress.step, len(facts.ready))
     kept = [name for name in progress.candidates if name in facts.ready][:wanted]
     # A pod that has the change already need not be switched again.
@@ -270,15 +332,23 @@ def _exhausted(plan: Plan, judgement: Judgement) -> Conclusion:
     return Conclusion(verdict=Verdict.INCONCLUSIVE, reason=End.SET_EXHAUSTED, message=message)
 
 
+def _nothing_counts(progress: Progress) -> Conclusion:
+    reasons = "; ".join(f"{name}: {each.message}" for name, each in progress.left_out.items())
+    message = f"no probe can tell what the change costs, so no engine gets it: {reasons}"
+    return Conclusion(verdict=Verdict.INCONCLUSIVE, reason=Cause.QUALITY_NOT_SHOWN, message=message)
+
+
 def next_prompts(plan: Plan, progress: Progress, facts: Facts) -> tuple[str, range] | None:
     """What to score now: the kind of evidence and numbers of prompts; None for nothing."""
     if facts.wish is Wish.PAUSE or not facts.ready:
         return None
+    if not plan.likelihood:
+        return None
     if progress.state is State.SCREENING:
-        return _few(SCREENED, progress.screened, facts)
+        return _few(SCREENED, progress.screened, facts) if plan.screened else None
     serving = progress.candidates and facts.changed >= set(progress.candidates)
     if progress.state is State.RUNNING and serving:
-        served = progress.quality(SERVED).values()
+        served = progress.likelihood(SERVED).values()
         enough = served and all(found.is_safe(plan.rules.false_promotion) for found in served)
         return None if enough else _few(SERVED, progress.served, facts)
     return None

@@ -2,17 +2,25 @@
 
 import math
 from enum import StrEnum
+from functools import cached_property
+from typing import Final, Self
 
 from pydantic import BaseModel, ConfigDict
 
 from kvserving_tuner.judge import (
     Criterion,
     Rules,
+    floor,
+    goodput_gain,
     goodput_loss,
+    least_to_show,
     likelihood,
     relative_rise,
     share_rise,
+    task,
 )
+from kvserving_tuner.probes.names import Probe
+from kvserving_tuner.settings import Slo
 
 
 class Frozen(BaseModel):
@@ -38,11 +46,31 @@ class Guard(StrEnum):
     THROUGHPUT = "Throughput"
 
 
+class Gain(StrEnum):
+    """What a change that nobody asked for has to gain before it may stay."""
+
+    FASTER = "Faster"
+    """More goodput than without it."""
+    CAPACITY = "Capacity"
+    """Room in the KV cache: goodput may be all but the same."""
+
+    @property
+    def least_ratio(self) -> float:
+        """Goodput with the change over goodput without it that has to be exceeded."""
+        return 1.0 if self is Gain.FASTER else 0.99
+
+
+GOODPUT_GAIN: Final = "GoodputGain"
+"""Name of the evidence on gain."""
+
+
 class Plan(Frozen):
     """Steps, clocks and bounds of one trial."""
 
     steps: tuple[int, ...] = (5, 25, 50)
     """Share of the pods that have the candidate's settings in each step, in percent, rising."""
+    weighted: bool = False
+    """Whether steps are shares of the requests: each is one of its own, with the same pods too."""
     min_requests: int = 100
     """Requests that the candidate must finish in each step."""
     min_seconds: float = 300
@@ -54,14 +82,28 @@ class Plan(Frozen):
     """Whether a person has to approve of a change that passed."""
     single_replica: bool = True
     """Whether a service with one pod may switch it in place."""
+    likelihood: bool = True
+    """Whether likelihoods tell what the change costs, in which eviction plays no part."""
     screened: bool = True
-    """Whether probes can score the change before any pod has it."""
+    """Whether they are scored before any pod has the change too, and not only afterwards."""
+    tasks: tuple[Probe, ...] = ()
+    """Task probes that are asked of pods with the change."""
+    floors: dict[Probe, float] = {}
+    """Least mean grade of a task probe, in percent."""
     max_drop_percent: float = 2
     false_rollback: float = 0.01
     min_samples: int = 30
     max_samples: int = 4000
     guards: dict[Guard, float] = {}
     """Largest accepted rise (of throughput: fall) in percent; a guard that is missing is off."""
+
+    gain: Gain | None = None
+    """What has to be gained; None for a change that a person asked for."""
+    gain_seconds: float = 14_400
+    """Most time that the last step waits for the gain to show: 240 blocks of a minute show 5 %
+    where blocks of equal engines differ by a tenth (`benchmarks/judge_error_rates.py`)."""
+    slo: Slo = Slo()
+    """Targets within which a request counts towards goodput."""
 
     def pods(self, step: int, ready: int) -> int:
         """Pods that have the candidate's settings in a step, of so many that are ready."""
@@ -71,10 +113,21 @@ class Plan(Frozen):
         return min(max(1, share), most)
 
     def next_step(self, step: int, ready: int) -> int | None:
-        """The next step that gives the change to more pods; None where there is none."""
+        """The next step that gives the change to more pods, or by weights to more requests."""
         later = range(step + 1, len(self.steps))
         have = self.pods(step, ready)
-        return next((number for number in later if self.pods(number, ready) > have), None)
+        by_weight = self.weighted and have < ready
+        return next(
+            (number for number in later if by_weight or self.pods(number, ready) > have), None
+        )
+
+    def with_weights(self) -> Self:
+        """The plan where a route gives each step its share of the requests.
+
+        How many requests a candidate serves then says nothing about it: the route decides that.
+        """
+        guards = {guard: at for guard, at in self.guards.items() if guard is not Guard.THROUGHPUT}
+        return self.model_copy(update={"weighted": True, "guards": guards})
 
     @property
     def rules(self) -> Rules:
@@ -88,6 +141,38 @@ class Plan(Frozen):
     def quality(self, name: str) -> Criterion:
         """Criterion of a likelihood probe."""
         return likelihood(name, self.max_drop_percent)
+
+    def goodput(self) -> Criterion | None:
+        """Criterion of the gain; None where none is asked for."""
+        return None if self.gain is None else goodput_gain(GOODPUT_GAIN, self.gain.least_ratio)
+
+    @property
+    def targets(self) -> Slo | None:
+        """What goodput is measured against; None where no gain is asked for."""
+        return None if self.gain is None else self.slo
+
+    def of_blocks(self, name: str) -> Criterion | None:
+        """Criterion of a number that blocks of time have; None where it is not judged."""
+        if name == GOODPUT_GAIN:
+            return self.goodput()
+        guard = Guard(name)
+        return self.guard(guard) if guard in self.guards else None
+
+    def task(self, name: str) -> Criterion:
+        """Criterion of a task probe."""
+        return task(name, self.max_drop_percent)
+
+    def floor(self, name: str, probe: Probe) -> Criterion:
+        """Criterion of a floor that is set; KeyError for one that is not."""
+        return floor(name, self.floors[probe])
+
+    @cached_property
+    def least_pairs(self) -> int:
+        """Pairs of a task probe that show a change to be within the bound where none gets worse."""
+        if self.max_drop_percent <= 0:
+            # Nothing but a gain is accepted, and how many pairs show one is up to its size.
+            return self.max_samples
+        return least_to_show(self.task(""), self.rules.false_promotion)
 
     def guard(self, guard: Guard) -> Criterion:
         """Criterion of a guard that is on; KeyError for one that is off."""

@@ -2,10 +2,13 @@
 
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import overload
 
 from pydantic import Field
 
 from kvserving_tuner.judge import Cause, Comparison, Criterion
+from kvserving_tuner.probes.names import Probe
+from kvserving_tuner.trials.alternation import Alternation
 from kvserving_tuner.trials.plan import Frozen
 
 
@@ -56,6 +59,8 @@ class End(StrEnum):
     """A person ended it."""
     SET_EXHAUSTED = "ProbeSetExhausted"
     """Every prompt of the set was scored, and that was not enough."""
+    SET_TOO_SHORT = "ProbeSetTooShort"
+    """No prompt that the engines can take is longer than what eviction keeps."""
 
 
 ACTIVE = frozenset({State.PENDING, State.SCREENING, State.RUNNING, State.APPROVAL})
@@ -63,6 +68,17 @@ ACTIVE = frozenset({State.PENDING, State.SCREENING, State.RUNNING, State.APPROVA
 
 SCREENED, SERVED = "Screened", "Served"
 """Kinds of evidence on quality: of engines that do not have the change yet, and that have it."""
+
+
+class LeftOut(Frozen):
+    """A probe that says nothing in this trial, and why."""
+
+    reason: str
+    """In one word."""
+    message: str
+    value: float | None = None
+    """Mean grade in 16 bits, in percent, where that is the reason."""
+    samples: int = 0
 
 
 class Conclusion(Frozen):
@@ -101,6 +117,14 @@ class Progress(Frozen):
     screened: int = 0
     """Prompts of the set that were scored before, and `served` after a pod had the change."""
     served: int = 0
+    alternation: Alternation | None = None
+    """Turns of a single engine; None where engines are compared with each other."""
+    recorded: dict[int, float] = Field(default_factory=dict)
+    """Grades of answers in 16 bits that were taken before any pod had the change, by task."""
+    tasks: int = 0
+    """First task that was not asked of a pod with the change yet."""
+    left_out: dict[str, LeftOut] = Field(default_factory=dict)
+    """By criterion."""
     evidence: dict[str, Comparison] = Field(default_factory=dict)
     conclusion: Conclusion | None = None
     note: str = ""
@@ -108,13 +132,32 @@ class Progress(Frozen):
 
     def compared(self, criterion: Criterion, numbers: Iterable[float]) -> "Progress":
         """With further pairs or blocks of a criterion."""
-        before = self.evidence.get(criterion.name) or Comparison.start(criterion)
-        evidence = {**self.evidence, criterion.name: before.add(numbers)}
+        evidence = {**self.evidence, criterion.name: self.compared_by(criterion).add(numbers)}
         return self.model_copy(update={"evidence": evidence})
+
+    @overload
+    def compared_by(self, criterion: Criterion) -> Comparison: ...
+    @overload
+    def compared_by(self, criterion: None) -> None: ...
+    def compared_by(self, criterion: Criterion | None) -> Comparison | None:
+        """Evidence by a criterion, also before its first number; None for no criterion."""
+        if criterion is None:
+            return None
+        return self.evidence.get(criterion.name) or Comparison.start(criterion)
 
     def quality(self, kind: str) -> dict[str, Comparison]:
         """Evidence on quality of a kind."""
         return {name: found for name, found in self.evidence.items() if name.startswith(kind)}
+
+    def likelihood(self, kind: str) -> dict[str, Comparison]:
+        """The part of it that likelihoods give."""
+        return self.quality(f"{kind}{Probe.LIKELIHOOD}")
+
+    def leaves_out(self, name: str, entry: LeftOut) -> "Progress":
+        """Without a criterion, for a reason that is told."""
+        evidence = {other: found for other, found in self.evidence.items() if other != name}
+        update = {"left_out": {**self.left_out, name: entry}, "evidence": evidence}
+        return self.model_copy(update=update)
 
     def becomes(self, state: State, **update: object) -> "Progress":
         """In another state."""

@@ -36,6 +36,7 @@ from kvserving_operator.api.v1alpha1.policy import (
     KVRollbackPolicy,
     KVRollbackPolicySpec,
     KVRollbackPolicyStatus,
+    SplitBy,
 )
 from kvserving_operator.api.v1alpha1.quality import (
     ProbeSetKind,
@@ -43,6 +44,7 @@ from kvserving_operator.api.v1alpha1.quality import (
     ServedQualitySpec,
 )
 from kvserving_operator.api.v1alpha1.rollout import RolloutSpec
+from kvserving_operator.api.v1alpha1.routing import GatewayReference, RoutingSpec
 from kvserving_operator.api.v1alpha1.serving import KVServing, KVServingSpec
 from kvserving_operator.api.v1alpha1.serving_status import (
     MAX_PODS,
@@ -60,6 +62,9 @@ from kvserving_operator.api.v1alpha1.serving_status import (
     PreflightStatus,
     PromotedValue,
     Recommendation,
+    Sessions,
+    Split,
+    TrafficStatus,
     VerdictStatus,
 )
 from kvserving_operator.api.v1alpha1.trial import (
@@ -69,6 +74,7 @@ from kvserving_operator.api.v1alpha1.trial import (
     KVTrialSpec,
     KVTrialStatus,
     RequestedBy,
+    RequiredGain,
     TrialEvidence,
     TrialState,
     Verdict,
@@ -108,6 +114,7 @@ __all__ = [
     "EvictionPolicy",
     "EvictionSpec",
     "Evidence",
+    "GatewayReference",
     "KVCacheDType",
     "KVCacheSpec",
     "KVRollbackPolicy",
@@ -137,12 +144,18 @@ __all__ = [
     "PromotedValue",
     "Recommendation",
     "RequestedBy",
+    "RequiredGain",
     "Resources",
     "RolloutSpec",
+    "RoutingSpec",
     "SLOSpec",
     "ServedQualitySpec",
+    "Sessions",
+    "Split",
+    "SplitBy",
     "Switch",
     "Toleration",
+    "TrafficStatus",
     "TrialEvidence",
     "TrialState",
     "TuningMode",

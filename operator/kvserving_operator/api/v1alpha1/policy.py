@@ -6,10 +6,20 @@ from typing import Annotated
 
 from pydantic import Field
 
-from kvserving_operator.api.base import ApiModel, Atomic, Generation, Seconds, StatusModel, map_by
+from kvserving_operator.api.base import (
+    ApiModel,
+    AsSet,
+    Atomic,
+    Generation,
+    Seconds,
+    StatusModel,
+    Unique,
+    map_by,
+)
 from kvserving_operator.api.conditions import Condition
 from kvserving_operator.api.metadata import ResourceModel
 from kvserving_operator.api.rules import Checked, Rule
+from kvserving_tuner.probes.names import Probe
 
 GuardPercent = Annotated[int, Field(ge=0, le=1000)]
 
@@ -40,6 +50,13 @@ class Approval(StrEnum):
 
     AUTOMATIC = "Automatic"
     MANUAL = "Manual"
+
+
+class Screening(StrEnum):
+    """Whether probes judge a change before any engine has it."""
+
+    ENABLED = "Enabled"
+    DISABLED = "Disabled"
 
 
 class FallbackDType(StrEnum):
@@ -108,6 +125,15 @@ class QualitySpec(ApiModel):
     """Paired samples before any verdict."""
     max_samples: Annotated[int, Field(ge=1, le=1_000_000)] = 4000
     """Paired samples after which an open verdict is Inconclusive."""
+    screening: Screening = Screening.ENABLED
+    """Whether probes judge a format as if the cache had it, before any engine serves with it;
+    without that, the first users tell."""
+    probes: Annotated[tuple[Probe, ...], Field(min_length=1, max_length=16), AsSet, Unique] = tuple(
+        Probe
+    )
+    """Probes that count. Likelihood is asked where the format changes; eviction plays no part in
+    it. Needle, Recall, StructuredOutput and Groundedness are tasks that are made up, asked of
+    engines in 16 bits too; References are a user's own prompts that have one."""
 
 
 class GuardsSpec(ApiModel):

@@ -15,10 +15,11 @@ from kvserving_operator.api.v1alpha1.monitoring import MonitoringSpec
 from kvserving_operator.api.v1alpha1.pod_template import ObjectReference, PodTemplateSpec
 from kvserving_operator.api.v1alpha1.quality import ServedQualitySpec
 from kvserving_operator.api.v1alpha1.rollout import RolloutSpec
+from kvserving_operator.api.v1alpha1.routing import RoutingSpec
 from kvserving_operator.api.v1alpha1.serving_status import KVServingStatus
 from kvserving_operator.api.v1alpha1.tuning import SLOSpec, TuningSpec
 
-# The longest child name is `<name>-engines`, a DNS label of at most 63 characters.
+# The longest name of a Service is `<name>-candidate`, a DNS label of at most 63 characters.
 MAX_NAME_LENGTH = 52
 
 
@@ -106,6 +107,8 @@ class KVServingSpec(ApiModel):
         default_factory=ServedQualitySpec, json_schema_extra={"default": {}}
     )
     """How output quality is measured."""
+    routing: RoutingSpec | None = None
+    """The way in through a gateway; without it trials share traffic out by pods."""
     monitoring: MonitoringSpec = Field(
         default_factory=MonitoringSpec, json_schema_extra={"default": {}}
     )

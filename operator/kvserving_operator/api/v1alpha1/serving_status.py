@@ -15,6 +15,7 @@ from kvserving_operator.api.base import (
     DecimalText,
     Generation,
     ObjectName,
+    Percent,
     StatusModel,
     Text,
     Timestamp,
@@ -200,6 +201,40 @@ class DecisionStatus(StatusModel):
     """The numbers behind the decision."""
 
 
+class Split(StrEnum):
+    """By what users' requests are shared out between engines with a change and the others."""
+
+    ROUTE = "Route"
+    CAPACITY = "Capacity"
+
+
+class Sessions(StrEnum):
+    """Whether a session stays on its side of a trial."""
+
+    KEPT = "Kept"
+    NOT_KEPT = "NotKept"
+
+
+class TrafficStatus(StatusModel):
+    """How users' requests reach the engines; only with `spec.routing`."""
+
+    split: Split | None = None
+    """What shares requests out: the weights of the HTTPRoute, or capacity, where each pod gets as
+    much as any other."""
+    step_percent: Percent | None = None
+    """Share that the step of the trial under way asks for, in percent."""
+    candidate_weight_percent: Percent | None = None
+    """Weight that the HTTPRoute gives to the pods with the change, in percent."""
+    candidate_share_percent: DecimalText | None = None
+    """Share of the finished requests that these pods had under this weight, in percent."""
+    requests: Count | None = None
+    """Finished requests behind that share."""
+    sessions: Sessions | None = None
+    """Whether requests with the same session header stay on one side."""
+    message: Text | None = None
+    """Why a share is another than asked for, or sessions are not kept."""
+
+
 class VerdictStatus(StatusModel):
     """Outcome of a trial, kept to avoid trying the same again."""
 
@@ -247,7 +282,8 @@ class KVServingStatus(StatusModel):
     """What the operator observed and decided."""
 
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16), map_by("type")] = ()
-    """Ready, Progressing, Degraded, MetricsAvailable, QualityGate, TuningActive and RolledBack."""
+    """Ready, Progressing, Degraded, MetricsAvailable, QualityGate, TuningActive, RolledBack and
+    Routed."""
     reason: Word | None = None
     """What to know first: what is wrong, else what is under way, else how Ready is."""
     observed_generation: Generation | None = None
@@ -276,6 +312,8 @@ class KVServingStatus(StatusModel):
     """Change that the tuner would make."""
     last_decision: DecisionStatus | None = None
     """Latest decision of the tuner."""
+    traffic: TrafficStatus | None = None
+    """How users' requests reach the engines, with a gateway."""
     verdicts: Annotated[tuple[VerdictStatus, ...], Field(max_length=16), map_by("trial")] = ()
     """Latest outcomes of trials."""
     preflight: PreflightStatus | None = None

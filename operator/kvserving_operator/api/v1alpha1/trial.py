@@ -34,6 +34,13 @@ class RequestedBy(StrEnum):
     SPEC = "Spec"
 
 
+class RequiredGain(StrEnum):
+    """What a change has to gain in goodput before it is promoted."""
+
+    FASTER = "Faster"
+    CAPACITY = "Capacity"
+
+
 class Control(StrEnum):
     """What a person asks of a trial."""
 
@@ -106,6 +113,8 @@ class KVTrialSpec(ApiModel):
         Rule(
             cel="self.servingRef == oldSelf.servingRef && self.change == oldSelf.change"
             " && self.policy == oldSelf.policy && self.requestedBy == oldSelf.requestedBy"
+            " && has(self.requiredGain) == has(oldSelf.requiredGain)"
+            " && (!has(self.requiredGain) || self.requiredGain == oldSelf.requiredGain)"
             " && has(self.servingGeneration) == has(oldSelf.servingGeneration)"
             " && (!has(self.servingGeneration)"
             " || self.servingGeneration == oldSelf.servingGeneration)",
@@ -129,6 +138,10 @@ class KVTrialSpec(ApiModel):
     """Copy of the policy as it was when the trial began."""
     requested_by: RequestedBy = RequestedBy.USER
     """Who asked for the trial."""
+    required_gain: RequiredGain | None = None
+    """Ratio of goodput with the change to goodput without it that has to be shown before
+    promotion: Faster, above 1; Capacity, above 0.99. Unset: Faster where the tuner asked for the
+    trial, and nothing where a person did."""
     control: Control = Control.RUN
     """What a person asks of the trial: to run, to pause (clocks stop), to promote it once it has
     passed (the approval that a manual policy waits for), or to roll it back now."""
@@ -140,7 +153,7 @@ class TrialEvidence(StatusModel):
     name: CamelCaseText
     """What was judged."""
     outcome: CamelCaseText
-    """Passed, Failed or Inconclusive."""
+    """Passed, Failed, Inconclusive, or LeftOut where it says nothing in this trial."""
     value: DecimalText | None = None
     """Measured value, in the unit that the name states."""
     threshold: DecimalText | None = None
@@ -148,7 +161,7 @@ class TrialEvidence(StatusModel):
     lower: DecimalText | None = None
     """Lower end of the interval that holds the value."""
     upper: DecimalText | None = None
-    """Upper end of the interval that holds the value."""
+    """Upper end of the interval that holds the value; unset where nothing bounds it."""
     samples: Count | None = None
     """Samples behind the value."""
     e_value: DecimalText | None = None

@@ -1,0 +1,131 @@
+"""Asks engines tasks in the background and grades what they answer.
+
+An engine computes at most one task at a time, and while users have requests there, tasks take at
+most a fifth of the time: as much as probes of likelihood may (`docs/probe.md`). What a task takes
+of one engine is thus a fifth of one of the sequences that it runs at once.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from kvserving_operator.trials.background import Background
+from kvserving_tuner.errors import Rejected, RuntimeAPIError
+from kvserving_tuner.probes.client import ProbeClient
+from kvserving_tuner.probes.fitting import Fitted, fitted
+from kvserving_tuner.probes.tasks import reference_task
+from kvserving_tuner.sources.base import EngineTarget
+from kvserving_tuner.trials.tasks import Cell
+
+SHARE = 0.2
+"""Most of the time that tasks take of an engine which has users' requests."""
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One task, and the engines that are to answer it."""
+
+    trial: str
+    number: int
+    cell: Cell
+    place: int
+    """The task's number in its cell."""
+    model: str
+    least_tokens: int
+    """Tokens that the prompt has to be longer than."""
+    candidate: EngineTarget | None = None
+    """None where the answer in 16 bits is wanted alone."""
+    baseline: EngineTarget | None = None
+    """None where that answer is known, or there is none."""
+    recorded: float | None = None
+    """Its grade where it is known."""
+    busy: bool = True
+    """Whether users have requests on one of these engines."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Grades of what was answered, between 0 and 1."""
+
+    ask: Ask
+    grade: float | None = None
+    baseline: float | None = None
+    error: str = ""
+    too_short: bool = False
+    at: float = 0.0
+    """When it was known, in seconds since the epoch."""
+
+
+class Asking(Background[Answer]):
+    """A few tasks one after another."""
+
+    def __init__(
+        self,
+        client: ProbeClient,
+        sleep: Sleep = asyncio.sleep,
+        monotonic: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__()
+        self._clock = clock
+        self._client = client
+        self._sleep = sleep
+        self._monotonic = monotonic
+
+    def ask(self, asks: Sequence[Ask]) -> None:
+        """Begin with these tasks, unless others are under way."""
+        self.begin(self._answers(asks))
+
+    async def _answers(self, asks: Sequence[Ask]) -> AsyncIterator[Answer]:
+        for ask in asks:
+            began = self._monotonic()
+            answer = await self._answer(ask)
+            yield replace(answer, at=self._clock())
+            if answer.error:
+                break
+            if ask.busy:
+                await self._sleep((1 / SHARE - 1) * (self._monotonic() - began))
+
+    async def _answer(self, ask: Ask) -> Answer:
+        try:
+            return await self._graded(ask)
+        except Rejected as error:
+            return Answer(ask, error=f"{error.field}: {error.message}")
+        except RuntimeAPIError as error:
+            return Answer(ask, error=str(error))
+
+    async def _graded(self, ask: Ask) -> Answer:
+        one = ask.candidate or ask.baseline
+        if one is None:
+            raise ValueError(f"task {ask.number}: expected an engine to ask, got none")
+        found = await self._found(ask, one)
+        if len(found.token_ids) <= ask.least_tokens:
+            message = (
+                f"{found.task.prompt.name} has {len(found.token_ids)} tokens, expected more than "
+                f"{ask.least_tokens}: two blocks, and what eviction keeps"
+            )
+            return Answer(ask, error=message, too_short=True)
+        grade, baseline = await asyncio.gather(
+            self._grade(ask, found, ask.candidate), self._grade(ask, found, ask.baseline)
+        )
+        return Answer(ask, grade, ask.recorded if baseline is None else baseline)
+
+    async def _found(self, ask: Ask, target: EngineTarget) -> Fitted:
+        cell = ask.cell
+        if not cell.prompts:
+            return await fitted(self._client, target, ask.model, cell.probe, ask.place, cell.tokens)
+        task = reference_task(cell.prompts[ask.place])
+        return Fitted(task, await self._client.question(target, ask.model, task.prompt))
+
+    async def _grade(self, ask: Ask, found: Fitted, target: EngineTarget | None) -> float | None:
+        if target is None:
+            return None
+        task = found.task
+        salt = f"kvserving-trial-{ask.trial}"
+        answer = await self._client.answer(
+            target, ask.model, found.token_ids, task.answer_tokens, salt
+        )
+        return task.grade(task.start + answer)

@@ -1,0 +1,38 @@
+"""Work that takes longer than a look: what is done of it waits for the next one."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Generic, TypeVar
+
+Result = TypeVar("Result")
+
+
+class Background(Generic[Result]):
+    """Results that come one after another while the operator goes on looking."""
+
+    def __init__(self) -> None:
+        self._done: list[Result] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def collect(self) -> tuple[Result, ...]:
+        """Results since the last look."""
+        done, self._done = tuple(self._done), []
+        if self._task is not None and self._task.done():
+            task, self._task = self._task, None
+            task.result()
+        return done
+
+    def begin(self, results: AsyncIterator[Result]) -> None:
+        """Begin with this work, unless other work is under way."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(results))
+
+    def stop(self) -> None:
+        """Drop what is under way: an engine ends the request of a caller who has hung up."""
+        if self._task is not None:
+            self._task.cancel()
+        self._task, self._done = None, []
+
+    async def _run(self, results: AsyncIterator[Result]) -> None:
+        async for result in results:
+            self._done.append(result)

@@ -1,0 +1,55 @@
+"""One engine against itself: blocks of time with the change and without it, in turns.
+
+A single engine has no other one beside it to be compared with. It runs with the change for a block
+of time and without it for another; the two make a pair. Every other pair is the other way round
+(ABBA), so that a load that grows or falls steadily favors neither, and two blocks in a row need no
+switch between them. Source of the design: switchback experiments, Bojinov, Simchi-Levi, Zhao,
+"Design and Analysis of Switchback Experiments", Management Science 69 (2023).
+"""
+
+from kvserving_tuner.observation import Observation, Window
+from kvserving_tuner.settings import Slo
+from kvserving_tuner.trials.blocks import Arm, compared
+from kvserving_tuner.trials.plan import Frozen
+
+SETTLING_SECONDS = 15.0
+"""Time after a switch that is in no block: requests that were in flight are recomputed then."""
+
+
+class Alternation(Frozen):
+    """Which arm the engine is, and what the pair's first block was."""
+
+    pair: int = 0
+    """Pairs of blocks that are done."""
+    first: Arm | None = None
+    """The pair's first block, once it is over."""
+
+    @property
+    def with_change(self) -> bool:
+        """Whether the engine is to have the change now."""
+        begins = self.pair % 2 == 0
+        return begins if self.first is None else not begins
+
+    def measured(self, arm: Arm) -> tuple["Alternation", dict[str, float]]:
+        """After a block of this arm, and what the pair says of each guard once it is complete."""
+        if self.first is None:
+            return self.model_copy(update={"first": arm}), {}
+        candidate, stable = (arm, self.first) if self.with_change else (self.first, arm)
+        # Where nobody asked anything in one of them, the load changed and not the engine.
+        numbers = compared(candidate, stable) if min(candidate.load, stable.load) > 0 else {}
+        return Alternation(pair=self.pair + 1), numbers
+
+
+def arm_of(
+    observation: Observation, since: float, slo: Slo | None = None
+) -> tuple[Arm, float] | None:
+    """What the only engine did in a block that begins at `since` or later, and when that ended.
+
+    None before there is a whole one, and where there is not exactly one engine.
+    """
+    if len(observation.engines) != 1:
+        return None
+    window = observation.engines[0].full
+    if not isinstance(window, Window) or window.start < since:
+        return None
+    return Arm.of([window], slo), window.end
