@@ -14,7 +14,7 @@ from kvserving_kernels.formats.rotation import block_of, signs
 from kvserving_kernels.ops.numba_attend import attend_kernel
 from kvserving_kernels.ops.numba_plan import memory_of, plan_of
 from kvserving_kernels.ops.numba_store import store_kernel
-from kvserving_kernels.ops.pages import Batch, check_attend, check_store
+from kvserving_kernels.ops.pages import Batch, check_attend, check_store, delivered
 from kvserving_kernels.ops.rotation import rotate_back, rotate_queries
 from kvserving_kernels.ops.torch_operations import prefill
 
@@ -26,6 +26,16 @@ class NumbaOperations:
 
     def __init__(self) -> None:
         self.threads = prepare()
+
+    def prepare(
+        self,
+        page: PageLayout,
+        heads: int,
+        kv_heads: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Nothing is compiled for a shape."""
 
     def store(
         self,
@@ -62,6 +72,7 @@ class NumbaOperations:
         pages: torch.Tensor,
         batch: Batch,
         scale: float,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `ops.registry.Operations.attend`."""
         records = check_attend(page, query, pages, batch)
@@ -94,7 +105,7 @@ class NumbaOperations:
             asked = rotate_queries(queries[part]) if page.layout.k_rotated else queries[part]
             found = prefill(page, asked, records.index_select(0, used), length, scale)
             output[part] = rotate_back(found) if page.layout.v_rotated else found
-        return output.to(query.dtype)
+        return delivered(output.to(query.dtype), out)
 
 
 @cache

@@ -1,6 +1,7 @@
 """Shapes that all implementations take, and the view of pages that they work on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -15,12 +16,16 @@ class Batch:
     `query_start` [sequences + 1] are offsets into the query tokens, `context_lengths` [sequences]
     count all tokens of a sequence including its queries, `block_table` [sequences, blocks] names
     pages. The queries of a sequence are its last tokens and see no later ones. A sequence of length
-    zero is padding: its output is zero.
+    zero is padding: its output is zero. `max_queries` is the most queries that a sequence has,
+    where the caller knows it without asking a device. What an implementation works out of a batch
+    for all layers of a step it keeps in `plans`.
     """
 
     query_start: torch.Tensor
     context_lengths: torch.Tensor
     block_table: torch.Tensor
+    max_queries: int | None = None
+    plans: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 def records(pages: torch.Tensor, page: PageLayout) -> torch.Tensor:
@@ -87,3 +92,10 @@ def check_attend(
             f"{sequences} lengths, got {starts} and {tables}"
         )
     return found
+
+
+def delivered(result: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """The result, in `out` where the caller gave one."""
+    if out is None:
+        return result
+    return out.copy_(result)

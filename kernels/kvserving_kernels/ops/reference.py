@@ -17,13 +17,23 @@ from kvserving_kernels.formats.parameters import (
     ZERO_POINT_MAXIMUM,
     zero_points_per_code,
 )
-from kvserving_kernels.ops.pages import Batch, check_attend, check_store
+from kvserving_kernels.ops.pages import Batch, check_attend, check_store, delivered
 from kvserving_kernels.ops.quantize import NONFINITE, SATURATED
 from kvserving_kernels.ops.rotation import rotate, rotate_back
 
 
 class ReferenceOperations:
     """The naive implementation; runs wherever torch does."""
+
+    def prepare(
+        self,
+        page: PageLayout,
+        heads: int,
+        kv_heads: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Nothing is compiled for a shape."""
 
     def store(
         self,
@@ -56,6 +66,7 @@ class ReferenceOperations:
         pages: torch.Tensor,
         batch: Batch,
         scale: float,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `ops.registry.Operations.attend`."""
         records = check_attend(page, query, pages, batch)
@@ -73,7 +84,8 @@ class ReferenceOperations:
                     seen = length - (end - 1 - token)
                     scores = queries[token, heads] @ keys[:seen].T * scale
                     output[token, heads] = scores.softmax(-1) @ values[:seen]
-        return (rotate_back(output) if page.layout.v_rotated else output).to(query.dtype)
+        output = rotate_back(output) if page.layout.v_rotated else output
+        return delivered(output.to(query.dtype), out)
 
 
 def read_block(

@@ -22,6 +22,16 @@ logger: Final = logging.getLogger(__name__)
 class Operations(Protocol):
     """Store and attend on pages [blocks, kv_heads, block_size, bytes_per_token] of uint8."""
 
+    def prepare(
+        self,
+        page: PageLayout,
+        heads: int,
+        kv_heads: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Compile what decode steps of a layer of this shape need, so that none waits for it."""
+
     def store(
         self,
         page: PageLayout,
@@ -45,10 +55,12 @@ class Operations(Protocol):
         pages: torch.Tensor,
         batch: Batch,
         scale: float,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Causal attention [tokens, heads, head_size] of queries to what is stored, in their dtype.
 
-        The tokens of the queries themselves must have been stored before.
+        The tokens of the queries themselves must have been stored before. With `out` it is written
+        there.
         """
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvserving_kernels.formats.layout import PageLayout
-from kvserving_kernels.ops.pages import Batch, check_attend, check_store
+from kvserving_kernels.ops.pages import Batch, check_attend, check_store, delivered
 from kvserving_kernels.ops.quantize import sanitize
 from kvserving_kernels.ops.records import (
     Coded,
@@ -32,6 +32,16 @@ CHUNK_ELEMENTS: Final = 1 << 21
 
 class TorchOperations:
     """The vectorized implementation; the prefill of the compiled one too."""
+
+    def prepare(
+        self,
+        page: PageLayout,
+        heads: int,
+        kv_heads: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Nothing is compiled for a shape."""
 
     def store(
         self,
@@ -72,6 +82,7 @@ class TorchOperations:
         pages: torch.Tensor,
         batch: Batch,
         scale: float,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `ops.registry.Operations.attend`."""
         records = check_attend(page, query, pages, batch)
@@ -96,7 +107,8 @@ class TorchOperations:
             output[start:end] = prefill(
                 page, queries[start:end], records.index_select(0, used), length, scale
             )
-        return (rotate_back(output) if page.layout.v_rotated else output).to(query.dtype)
+        output = rotate_back(output) if page.layout.v_rotated else output
+        return delivered(output.to(query.dtype), out)
 
 
 def _store_anchored(

@@ -5,10 +5,11 @@ from typing import Final
 import torch
 
 from kvserving_kernels.formats.layout import PageLayout
-from kvserving_kernels.ops.pages import Batch, check_attend, check_store
+from kvserving_kernels.ops.pages import Batch, check_attend, check_store, delivered
 from kvserving_kernels.ops.quantize import sanitize
 from kvserving_kernels.ops.rotation import rotate, rotate_back, rotate_queries
 from kvserving_kernels.ops.triton_attend import attend_rows
+from kvserving_kernels.ops.triton_step import MOST_TOKENS, compile_for, decode, takes
 from kvserving_kernels.ops.triton_store import ALL_PLACES, store_rows
 
 PROGRAMS: Final = 512
@@ -20,6 +21,17 @@ MAXIMUM_SPLITS: Final = 32
 
 class TritonOperations:
     """The Triton implementation; never waits for the device, and reads no length on the host."""
+
+    def prepare(
+        self,
+        page: PageLayout,
+        heads: int,
+        kv_heads: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """See `ops.registry.Operations.prepare`."""
+        compile_for(page, heads, kv_heads, dtype, device)
 
     def store(
         self,
@@ -63,22 +75,62 @@ class TritonOperations:
         pages: torch.Tensor,
         batch: Batch,
         scale: float,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `ops.registry.Operations.attend`."""
         records = check_attend(page, query, pages, batch)
-        rows = torch.arange(query.shape[0], device=query.device)
-        if not len(rows):
-            return query.clone()
-        # The last sequence also gets the rows after all queries, with length zero.
-        owners = torch.searchsorted(batch.query_start[1:].contiguous(), rows, right=True)
-        beyond = owners >= batch.context_lengths.shape[0]
-        owners = owners.clamp(max=batch.context_lengths.shape[0] - 1)
-        after = batch.query_start[1:][owners] - 1 - rows
-        lengths = (batch.context_lengths[owners] - after).clamp(min=0)
-        lengths = torch.where(beyond | (batch.context_lengths[owners] == 0), 0, lengths)
-        queries = rotate_queries(query) if page.layout.k_rotated else query.float()
-        queries = (queries * scale).contiguous()
-        wanted = PROGRAMS // (len(rows) * records.shape[1])
-        splits = max(1, min(wanted, MAXIMUM_SPLITS, batch.block_table.shape[1]))
-        output = attend_rows(page, queries, records, batch.block_table, owners, lengths, splits)
-        return (rotate_back(output) if page.layout.v_rotated else output).to(query.dtype)
+        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        if out is not None and out.dtype is query.dtype and out.is_contiguous():
+            output = out
+        if len(query):
+            self._attend(page, query, records, batch, scale, output)
+        return output if out is None or output is out else delivered(output, out)
+
+    def _attend(
+        self,
+        page: PageLayout,
+        query: torch.Tensor,
+        records: torch.Tensor,
+        batch: Batch,
+        scale: float,
+        output: torch.Tensor,
+    ) -> None:
+        most = len(query) if batch.max_queries is None else batch.max_queries
+        # Two sizes only, since each is compiled.
+        tokens = 1 if most <= 1 else MOST_TOKENS
+        if most <= tokens and takes(page, query, records.shape[1], tokens):
+            decode(page, query, records, batch, tokens, scale, output, cover=True)
+            return
+        # In a batch with prompts, sequences with one query each are still decoded.
+        single = takes(page, query, records.shape[1], 1)
+        output.copy_(_prefill(page, query, records, batch, scale, not single))
+        if single:
+            decode(page, query, records, batch, 1, scale, output, cover=False)
+
+
+def _prefill(
+    page: PageLayout,
+    query: torch.Tensor,
+    records: torch.Tensor,
+    batch: Batch,
+    scale: float,
+    with_single: bool,
+) -> torch.Tensor:
+    """Output of all rows in 32 bits; zero where a sequence has one query, unless `with_single`."""
+    rows = torch.arange(query.shape[0], device=query.device)
+    # The last sequence also gets the rows after all queries, with length zero.
+    owners = torch.searchsorted(batch.query_start[1:].contiguous(), rows, right=True)
+    beyond = owners >= batch.context_lengths.shape[0]
+    owners = owners.clamp(max=batch.context_lengths.shape[0] - 1)
+    after = batch.query_start[1:][owners] - 1 - rows
+    lengths = (batch.context_lengths[owners] - after).clamp(min=0)
+    nothing = beyond | (batch.context_lengths[owners] == 0)
+    if not with_single:
+        nothing |= batch.query_start.diff()[owners] == 1
+    lengths = torch.where(nothing, 0, lengths)
+    queries = rotate_queries(query) if page.layout.k_rotated else query.float()
+    queries = (queries * scale).contiguous()
+    wanted = PROGRAMS // (len(rows) * records.shape[1])
+    splits = max(1, min(wanted, MAXIMUM_SPLITS, batch.block_table.shape[1]))
+    output = attend_rows(page, queries, records, batch.block_table, owners, lengths, splits)
+    return rotate_back(output) if page.layout.v_rotated else output

@@ -112,10 +112,11 @@ class K2V4Backend(KVFormatBackend):
 
 @dataclass
 class KVFormatMetadata(AttentionMetadata):
-    """A batch without its padding at the end."""
+    """A batch without its padding at the end, and the layer that sees it first in each step."""
 
     num_actual_tokens: int
     batch: Batch
+    first_layer: str
 
 
 class KVFormatMetadataBuilder(AttentionMetadataBuilder[KVFormatMetadata]):
@@ -129,6 +130,7 @@ class KVFormatMetadataBuilder(AttentionMetadataBuilder[KVFormatMetadata]):
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self._first_layer = layer_names[0] if layer_names else ""
 
     def build(
         self,
@@ -138,8 +140,13 @@ class KVFormatMetadataBuilder(AttentionMetadataBuilder[KVFormatMetadata]):
     ) -> KVFormatMetadata:
         """Metadata of one step."""
         common = common_attn_metadata
-        batch = Batch(common.query_start_loc, common.seq_lens, common.block_table_tensor)
-        return KVFormatMetadata(common.num_actual_tokens, batch)
+        batch = Batch(
+            common.query_start_loc,
+            common.seq_lens,
+            common.block_table_tensor,
+            common.max_query_len,
+        )
+        return KVFormatMetadata(common.num_actual_tokens, batch, self._first_layer)
 
 
 class KVFormatImpl(AttentionImpl):
@@ -190,7 +197,7 @@ class KVFormatImpl(AttentionImpl):
         slot_mapping: torch.Tensor,
     ) -> None:
         """Store keys and values [tokens, kv_heads, head_size]."""
-        page, operations = self._for(kv_cache)
+        page, operations = self._for(kv_cache, key.dtype)
         count = slot_mapping.shape[0]
         operations.store(page, key[:count], value[:count], kv_cache, slot_mapping, self.counters)
 
@@ -210,19 +217,23 @@ class KVFormatImpl(AttentionImpl):
         # Profiling runs have no batch: what they compute is not looked at.
         if attn_metadata is None:
             return output.zero_()
-        page, operations = self._for(kv_cache)
-        count = attn_metadata.num_actual_tokens
-        output[:count] = operations.attend(
-            page, query[:count], kv_cache, attn_metadata.batch, self.scale
-        )
+        page, operations = self._for(kv_cache, query.dtype)
+        count, batch = attn_metadata.num_actual_tokens, attn_metadata.batch
+        if getattr(layer, "layer_name", None) == attn_metadata.first_layer:
+            # Lengths may have changed in place, as they do when a CUDA graph is replayed.
+            batch.plans.clear()
+        operations.attend(page, query[:count], kv_cache, batch, self.scale, output[:count])
         return output
 
-    def _for(self, kv_cache: torch.Tensor) -> tuple[PageLayout, Operations]:
+    def _for(self, kv_cache: torch.Tensor, dtype: torch.dtype) -> tuple[PageLayout, Operations]:
         block_size = kv_cache.shape[2]
         if self._page is None or self._operations is None or self._page.block_size != block_size:
             self._page = self.layout.page(block_size, self.head_size)
             self._operations = select(self._page, kv_cache.device, may_compile=False)
             self.counters = stored(kv_cache.device)
+            self._operations.prepare(
+                self._page, self.num_heads, self.num_kv_heads, dtype, kv_cache.device
+            )
         return self._page, self._operations
 
 
