@@ -67,7 +67,7 @@ class Shape:
         if not self.ragged:
             return [self.context] * self.batch
         spread = torch.rand(self.batch, generator=torch.Generator().manual_seed(5)) * 1.9 + 0.05
-        return (spread * self.context).long().tolist()
+        return [int(length) for length in (spread * self.context).long()]
 
 
 def main() -> None:
@@ -271,7 +271,7 @@ def copy_rate() -> float:
         end.record()
         torch.cuda.synchronize()
         rates.append(8 * (1 << 30) / start.elapsed_time(end) / 1e6)
-    return statistics.median(rates[2:])
+    return float(statistics.median(rates[2:]))
 
 
 def peer(shape: Shape, copy: float, has_fa3: bool) -> tuple[str, float]:

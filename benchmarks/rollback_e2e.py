@@ -190,6 +190,8 @@ def policy() -> dict[str, Any]:
                 "maxDropPercent": 2,
                 "screening": "Disabled",
                 "probes": ["Likelihood"],
+                # Engines that are this busy score two or three prompts a minute.
+                "minSamples": 4,
             },
             "memory": {"rejectForSeconds": 0},
         },

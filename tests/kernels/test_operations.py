@@ -18,8 +18,20 @@ SUITE = ROOT / "tests" / "kernels" / "operations"
 PROGRAM = "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
 
 
+INTERPRETED = {"TRITON_INTERPRET": "1"}
+
+
+# The interpreter takes half a minute and more for many a decode step.
 @pytest.mark.parametrize(
-    ("kernels", "variables"), [("not triton", {}), ("triton", {"TRITON_INTERPRET": "1"})]
+    ("kernels", "variables"),
+    [
+        pytest.param("not triton", {}, id="cpu"),
+        pytest.param("triton and not triton_decode", INTERPRETED, id="triton"),
+        pytest.param(
+            "triton_decode and (edges and int4 or a_plan)", INTERPRETED, id="triton-decode"
+        ),
+        pytest.param("triton_decode", INTERPRETED, id="all-of-it", marks=pytest.mark.full),
+    ],
 )
 def test_operations_conform(engine_python: str, kernels: str, variables: dict[str, str]) -> None:
     program = f"import sys; sys.path.append({str(Path(pytest.__file__).parents[1])!r}); {PROGRAM}"

@@ -7,7 +7,7 @@ import pytest
 from kvserving_tuner.judge import shortfall
 from kvserving_tuner.readings import Unknown
 from kvserving_tuner.settings import Slo
-from kvserving_tuner.trials.blocks import block_of
+from kvserving_tuner.trials.blocks import Arm, block_of, compared
 from kvserving_tuner.trials.plan import GOODPUT_GAIN, Gain, Guard, Plan
 from tunerkit.build import NOW, engine, lengths, observation, window
 
@@ -49,6 +49,19 @@ def test_latencies_of_unlike_loads_are_not_compared() -> None:
     block = block_of(observation(engine(busy, name="a"), engine(PLAIN, name="b")), {"a"}, 0)
     assert block is not None
     assert set(block.numbers) == {Guard.THROUGHPUT}
+
+
+def test_fewer_requests_without_a_queue_are_no_fault_of_the_engine() -> None:
+    idle = replace(PLAIN, waiting=window(waiting=0).waiting)
+    light = replace(idle, finished=window(finished=30).finished)
+    for candidate, other in ((light, idle), (light, PLAIN), (idle, light)):
+        seen = observation(engine(candidate, name="a"), engine(other, name="b"))
+        block = block_of(seen, {"a"}, 0)
+        assert block is not None
+        assert Guard.THROUGHPUT not in block.numbers
+    # One engine in turns has the same clients all the time.
+    first, second = Arm.of([light]), Arm.of([idle])
+    assert compared(first, second, turns=True)[Guard.THROUGHPUT] > 0.3
 
 
 def test_without_requests_there_is_nothing_to_compare() -> None:

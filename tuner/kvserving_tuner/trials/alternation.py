@@ -36,7 +36,9 @@ class Alternation(Frozen):
             return self.model_copy(update={"first": arm}), {}
         candidate, stable = (arm, self.first) if self.with_change else (self.first, arm)
         # Where nobody asked anything in one of them, the load changed and not the engine.
-        numbers = compared(candidate, stable) if min(candidate.load, stable.load) > 0 else {}
+        numbers = (
+            compared(candidate, stable, turns=True) if min(candidate.load, stable.load) > 0 else {}
+        )
         return Alternation(pair=self.pair + 1), numbers
 
 

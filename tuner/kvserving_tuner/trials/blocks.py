@@ -6,11 +6,14 @@ from dataclasses import dataclass, field
 
 from kvserving_tuner.histograms import Histogram
 from kvserving_tuner.judge import loads_are_comparable, shortfall, symmetric
-from kvserving_tuner.observation import Observation, Window
+from kvserving_tuner.observation import GaugeWindow, Observation, Window
 from kvserving_tuner.readings import Known
 from kvserving_tuner.settings import Slo
 from kvserving_tuner.trials.goodput import goodput
 from kvserving_tuner.trials.plan import GOODPUT_GAIN, Frozen, Guard
+
+LEAST_WAITING = 0.5
+"""Requests that wait in the mean where most of the time somebody does."""
 
 
 class Arm(Frozen):
@@ -27,6 +30,8 @@ class Arm(Frozen):
     goodput: float | None = None
     """Requests finished within the targets of latency in a second, of all engines together."""
     engines: int = 1
+    queued: bool = True
+    """Whether requests waited at every engine, so that what they finished is what they can."""
 
     @classmethod
     def of(cls, windows: Sequence[Window], slo: Slo | None = None) -> "Arm":
@@ -35,6 +40,7 @@ class Arm(Frozen):
         return cls(
             goodput=None if None in within else math.fsum(each or 0.0 for each in within),
             engines=len(windows),
+            queued=all(_waiting(window) >= LEAST_WAITING for window in windows),
             load=_rate(windows, "finished"),
             ttft=_mean(window.ttft for window in windows),
             tpot=_mean(window.tpot for window in windows),
@@ -76,8 +82,13 @@ def block_of(
     return Block(end, compared(Arm.of(candidate, slo), Arm.of(stable, slo), weighted=weighted))
 
 
-def compared(candidate: Arm, stable: Arm, *, weighted: bool = False) -> dict[str, float]:
-    """A number for each guard that both arms say something of, and for the gain; bad is high."""
+def compared(
+    candidate: Arm, stable: Arm, *, weighted: bool = False, turns: bool = False
+) -> dict[str, float]:
+    """A number for each guard that both arms say something of, and for the gain; bad is high.
+
+    `turns` says that the arms are one engine at different times, which its clients all ask.
+    """
     numbers: dict[str, float] = {}
     low, high = sorted((candidate.load, stable.load))
     # Latencies of unlike loads say more about the loads than about the change.
@@ -91,14 +102,20 @@ def compared(candidate: Arm, stable: Arm, *, weighted: bool = False) -> dict[str
         for guard, (with_change, without) in pairs.items():
             if with_change is not None and without is not None:
                 numbers[guard] = symmetric(with_change, without)
-    if high > 0:
-        # A candidate that serves fewer requests is one that others had to serve instead.
+    # Connections that clients keep alive give each engine its own part of the requests, and so does
+    # a route. Only where requests queue at both does what is finished tell of the engines.
+    tells = turns or alike or (candidate.queued and stable.queued and not weighted)
+    if high > 0 and tells:
         numbers[Guard.THROUGHPUT] = symmetric(stable.load, candidate.load)
     good, other = candidate.goodput, stable.goodput
-    if good is not None and other is not None and good + other > 0 and (alike or not weighted):
+    if good is not None and other is not None and good + other > 0 and tells:
         share = candidate.engines / (candidate.engines + stable.engines)
         numbers[GOODPUT_GAIN] = shortfall(good, other, share)
     return numbers
+
+
+def _waiting(window: Window) -> float:
+    return window.waiting.mean if isinstance(window.waiting, GaugeWindow) else 0.0
 
 
 def _rate(arm: Sequence[Window], name: str) -> float:
