@@ -190,7 +190,7 @@ def policy() -> dict[str, Any]:
                 "maxDropPercent": 2,
                 "screening": "Disabled",
                 "probes": ["Likelihood"],
-                # Engines that are this busy score two or three prompts a minute.
+                # Engines that are this busy score a few prompts a minute.
                 "minSamples": 4,
             },
             "memory": {"rejectForSeconds": 0},
@@ -213,6 +213,7 @@ def serving() -> dict[str, Any]:
                 "maxModelLen": 1024,
                 "maxNumSeqs": 16,
                 "maxNumBatchedTokens": 1024,
+                "blockSize": 32,
                 "kvCacheMemory": "64Mi",
                 "extraArgs": ["--enforce-eager", "--dtype=float32"],
             },
