@@ -39,7 +39,7 @@ class Plan:
     @property
     def capacity(self) -> int:
         """Most items that there can be."""
-        return self.items.shape[0] - 1
+        return int(self.items.shape[0]) - 1
 
 
 def make_plan(

@@ -90,7 +90,7 @@ def decode(
     if layout.k_rotated:
         plain = query
         query = torch.empty(plain.shape, dtype=torch.float32, device=plain.device)
-        arguments = (plain, turn, query, plain.stride(0))
+        arguments: tuple[Any, ...] = (plain, turn, query, plain.stride(0))
         options: dict[str, Any] = {"HEAD": page.head_size, "num_warps": 1}
         _run(rotate_kernel, tuple(plain.shape[:2]), arguments, options, compile_only)
     means = records.new_empty(
@@ -169,7 +169,7 @@ def slots(device: torch.device, kv_heads: int, sequences: int) -> int:
         return 2
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     each = PROGRAMS_FOR_ONE if sequences == 1 else PROGRAMS_PER_PROCESSOR
-    return max(1, processors * each // kv_heads)
+    return max(1, int(processors) * each // kv_heads)
 
 
 def _plan(page: PageLayout, batch: Batch, tokens: int, kv_heads: int, compile_only: bool) -> Plan:
