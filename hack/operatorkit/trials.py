@@ -4,16 +4,40 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from kvserving_operator.api.v1alpha1 import RequestedBy
 from kvserving_operator.kinds import Kind
+from kvserving_operator.live import KVSettings
+from kvserving_operator.trials.record import Record
+from kvserving_tuner.trials.plan import Plan
+from kvserving_tuner.trials.progress import Progress, State
 from operatorkit.specs import NAME, NAMESPACE
 from operatorkit.world import World
 
+INT8 = KVSettings(kv_cache_dtype="int8")
 POLICY: dict[str, Any] = {
     "ab": {"steps": [50, 100], "minRequests": 4, "minDurationSeconds": 20},
     "guards": {},
     "quality": {"minSamples": 5, "probes": ["Likelihood"]},
 }
 GUARDED = {"rollbackPolicyRef": {"name": "policy"}}
+
+
+def record(
+    *candidates: str, plan: Plan, state: State = State.RUNNING, step: int = 0, **more: Any
+) -> Record:
+    """A trial of `int8` that an edit asked for, with more of its progress."""
+    return Record(
+        name="trial",
+        requested_by=RequestedBy.SPEC,
+        asked=INT8,
+        template="t",
+        stable=KVSettings(),
+        candidate=INT8,
+        fallback=KVSettings(),
+        plan=plan,
+        reject_for_seconds=0,
+        progress=Progress(state=state, step=step, candidates=candidates, **more),
+    )
 
 
 def put_policy(world: World, **changes: Any) -> None:
@@ -63,7 +87,7 @@ def trials(world: World) -> dict[str, dict[str, Any]]:
 def only_trial(world: World) -> dict[str, Any]:
     """Status of the only trial."""
     (found,) = trials(world).values()
-    status: dict[str, Any] = found["status"]
+    status: dict[str, Any] = found.get("status", {})
     return status
 
 
@@ -72,7 +96,7 @@ def evidence(world: World) -> Mapping[str, Mapping[str, Any]]:
     return {each["name"]: each for each in only_trial(world).get("evidence", ())}
 
 
-async def serve(world: World, looks: int, finishes: int = 2, turns: int = 8) -> None:
+async def serve(world: World, looks: int = 1, finishes: int = 2, turns: int = 8) -> None:
     """Looks with users' requests, and time for probes in between."""
     for _ in range(looks):
         world.engines.finished += finishes

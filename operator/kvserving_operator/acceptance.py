@@ -18,7 +18,7 @@ from kvserving_operator.api.v1alpha1 import (
     parse_policy,
     parse_trial,
 )
-from kvserving_operator.cluster import Cluster
+from kvserving_operator.cluster import Cluster, apply_status
 from kvserving_operator.kinds import Kind, Object
 
 
@@ -32,7 +32,7 @@ class Acceptance:
     async def policy(self, body: Object) -> None:
         """Say whether a policy is valid, unless that is said already."""
         status = policy_status(body, self._now())
-        if _said(body) != status.to_api():
+        if body.get("status", {}) != status.to_api():
             await self._write(Kind.KVRollbackPolicy, body, status.to_api())
 
     async def trial(self, body: Object) -> None:
@@ -56,15 +56,7 @@ class Acceptance:
 
     async def _write(self, kind: Kind, body: Object, status: Object) -> None:
         meta = body["metadata"]
-        await self._cluster.apply(
-            {
-                "apiVersion": kind.api_version,
-                "kind": kind.name,
-                "metadata": {"namespace": meta["namespace"], "name": meta["name"]},
-                "status": status,
-            },
-            subresource="status",
-        )
+        await apply_status(self._cluster, kind, meta["namespace"], meta["name"], status)
 
 
 def policy_status(body: Object, now: datetime) -> KVRollbackPolicyStatus:
@@ -90,12 +82,11 @@ def policy_status(body: Object, now: datetime) -> KVRollbackPolicyStatus:
 def waiting_status(trial: KVTrial, has_serving: bool, now: datetime) -> KVTrialStatus | None:
     """What a trial waits for before anybody looks at it; None where its KVServing tells."""
     name, namespace = trial.spec.serving_ref.name, trial.metadata.namespace
-    known = trial.status.state is not None
-    if has_serving and known:
+    if has_serving and trial.status.state is not None:
         return None
     if has_serving:
-        reason, what = Reason.ACCEPTED, f"waits for engines of KVServing {name} to say what they"
-        message = f"{what} take while they serve"
+        reason = Reason.ACCEPTED
+        message = f"waits for engines of KVServing {name} to say what they take while they serve"
     else:
         reason = Reason.SERVING_NOT_FOUND
         message = (
@@ -116,8 +107,3 @@ def waiting_status(trial: KVTrial, has_serving: bool, now: datetime) -> KVTrialS
         state=TrialState.PENDING,
         message=message,
     )
-
-
-def _said(body: Object) -> Object:
-    said: Object = body.get("status", {})
-    return said

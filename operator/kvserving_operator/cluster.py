@@ -181,6 +181,19 @@ class KubernetesCluster:
         return _answer(method, path, response.status, data)
 
 
+async def apply_status(
+    cluster: Cluster, kind: Kind, namespace: str, name: str, status: Object
+) -> None:
+    """Store the whole status of one of our own kinds, by server-side apply."""
+    manifest = {
+        "apiVersion": kind.api_version,
+        "kind": kind.name,
+        "metadata": {"namespace": namespace, "name": name},
+        "status": status,
+    }
+    await cluster.apply(manifest, subresource="status")
+
+
 def _answer(method: str, path: str, status: int, data: bytes) -> dict[str, Any]:
     """Body of a good answer; the error that a bad one stands for."""
     try:

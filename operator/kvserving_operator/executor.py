@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from kvserving_operator.actions import Action, Announce, CreateOnce, Delete
 from kvserving_operator.api.conditions import timestamp
 from kvserving_operator.api.v1alpha1 import KVServing, KVServingStatus
-from kvserving_operator.cluster import Cluster
+from kvserving_operator.cluster import Cluster, apply_status
 from kvserving_operator.errors import Conflict
 from kvserving_operator.kinds import Kind, Object
 from kvserving_operator.memory import Memory
@@ -43,13 +43,8 @@ class StatusWriter:
         if status.to_api() == self.stored.to_api():
             return
         meta = self._body["metadata"]
-        manifest = {
-            "apiVersion": Kind.KVServing.api_version,
-            "kind": Kind.KVServing.name,
-            "metadata": {"namespace": meta["namespace"], "name": meta["name"]},
-            "status": status.to_api(),
-        }
-        await self._cluster.apply(manifest, subresource="status")
+        where = meta["namespace"], meta["name"]
+        await apply_status(self._cluster, Kind.KVServing, *where, status.to_api())
         self.stored = status
         self.writes += 1
 

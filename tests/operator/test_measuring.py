@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-from kvserving_operator.api.v1alpha1 import RequestedBy
-from kvserving_operator.live import KVSettings
 from kvserving_operator.trials.measuring import with_block
 from kvserving_operator.trials.probe_set import ProbeSet
 from kvserving_operator.trials.record import Record, Trials
@@ -15,27 +13,14 @@ from kvserving_tuner.observation import Observation
 from kvserving_tuner.trials.alternation import SETTLING_SECONDS, Alternation
 from kvserving_tuner.trials.machine import Facts, Wish
 from kvserving_tuner.trials.plan import Guard, Plan
-from kvserving_tuner.trials.progress import Progress, State
+from operatorkit import trials
 from tunerkit.build import NOW, engine, lengths, observation, window
 
-STABLE = KVSettings(kv_cache_dtype="auto")
-CANDIDATE = KVSettings(kv_cache_dtype="int8")
 SERVED = replace(window(finished=60, tpot=lengths(40)), ttft=lengths(200))
 
 
-def record(**progress: Any) -> Record:
-    return Record(
-        name="trial",
-        requested_by=RequestedBy.SPEC,
-        asked=CANDIDATE,
-        template="hash",
-        stable=STABLE,
-        candidate=CANDIDATE,
-        fallback=STABLE,
-        plan=Plan(guards={Guard.TTFT: 10}),
-        reject_for_seconds=60,
-        progress=Progress(state=State.RUNNING, **progress),
-    )
+def record(*candidates: str, **progress: Any) -> Record:
+    return trials.record(*candidates, plan=Plan(guards={Guard.TTFT: 10}), **progress)
 
 
 def seen(found: Observation | None, now: float = NOW) -> Seen:
@@ -54,7 +39,7 @@ ONE = observation(engine(SERVED))
 
 
 def test_a_turn_begins_once_the_engine_has_settled() -> None:
-    turns = record(alternation=Alternation(), candidates=("a",))
+    turns = record("a", alternation=Alternation())
     waiting = with_block(turns, facts(settled=False), seen(ONE))
     assert waiting.block_from == NOW + SETTLING_SECONDS
     assert waiting.progress == turns.progress
@@ -62,7 +47,7 @@ def test_a_turn_begins_once_the_engine_has_settled() -> None:
 
 
 def test_two_turns_give_a_number_for_each_guard_of_the_plan() -> None:
-    turns = record(alternation=Alternation(), candidates=("a",))
+    turns = record("a", alternation=Alternation())
     once = with_block(turns, facts(), seen(ONE))
     assert once.progress.alternation is not None
     assert not once.progress.alternation.with_change
@@ -77,13 +62,13 @@ def test_two_turns_give_a_number_for_each_guard_of_the_plan() -> None:
 
 @pytest.mark.parametrize("held", [{"blocked": "stale"}, {"wish": Wish.PAUSE}])
 def test_what_holds_a_trial_holds_its_turns(held: dict[str, Any]) -> None:
-    turns = record(alternation=Alternation(), candidates=("a",))
+    turns = record("a", alternation=Alternation())
     assert with_block(turns, facts(**held), seen(ONE)) == turns
     assert with_block(turns, facts(), seen(None)) == turns
 
 
 def test_a_turn_with_the_change_waits_for_requests() -> None:
-    turns = record(alternation=Alternation(), candidates=("a",))
+    turns = record("a", alternation=Alternation())
     idle = observation(engine(window(finished=0)))
     waited = with_block(turns, facts(), seen(idle))
     assert waited.progress.alternation == Alternation()
@@ -91,9 +76,9 @@ def test_a_turn_with_the_change_waits_for_requests() -> None:
 
 
 def test_where_a_turn_began_is_worth_a_write() -> None:
-    turns = record(alternation=Alternation(), candidates=("a",))
+    turns = record("a", alternation=Alternation())
     moved = turns.model_copy(update={"block_from": NOW})
     assert Trials(running=turns).lasting() != Trials(running=moved).lasting()
-    beside = record(candidates=("a",))
+    beside = record("a")
     moved = beside.model_copy(update={"block_from": NOW})
     assert Trials(running=beside).lasting() == Trials(running=moved).lasting()

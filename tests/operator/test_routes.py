@@ -1,6 +1,5 @@
 """Trials behind a gateway: tracks, weights and route in a cluster in memory."""
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -8,11 +7,10 @@ import pytest
 from kvserving_operator.kinds import Kind
 from operatorkit.gateway import ROUTING, Proxy
 from operatorkit.specs import NAME, NAMESPACE
+from operatorkit.trials import only_trial, put_policy, serve
 from operatorkit.world import World, set_condition
 
 STEPS = {"steps": [5, 25, 50], "minRequests": 4, "minDurationSeconds": 20}
-QUALITY = {"minSamples": 5, "probes": ["Likelihood"]}
-POLICY: dict[str, Any] = {"ab": STEPS, "guards": {}, "quality": QUALITY}
 ROUTED: dict[str, Any] = {"rollbackPolicyRef": {"name": "policy"}, "routing": ROUTING}
 STICKY: dict[str, Any] = ROUTED | {"routing": ROUTING | {"sessionHeader": "x-user"}}
 
@@ -22,26 +20,8 @@ def proxy(world: World) -> Proxy:
     return Proxy(world.cluster)
 
 
-def put_policy(world: World, **ab: Any) -> None:
-    world.cluster.objects[(Kind.KVRollbackPolicy, NAMESPACE, "policy")] = {
-        "apiVersion": "kvserving.dev/v1alpha1",
-        "kind": "KVRollbackPolicy",
-        "metadata": {"name": "policy", "namespace": NAMESPACE, "uid": "policy-uid"},
-        "spec": POLICY | {"ab": STEPS | ab},
-    }
-
-
-async def serve(world: World, looks: int = 1, finishes: int = 2) -> None:
-    """Looks with users' requests, and time for probes in between."""
-    for _ in range(looks):
-        world.engines.finished += finishes
-        await world.tick()
-        for _ in range(8):
-            await asyncio.sleep(0)
-
-
 async def ready(world: World, replicas: int = 2, **spec: Any) -> None:
-    put_policy(world)
+    put_policy(world, ab=STEPS)
     world.put(**{"replicas": replicas, **ROUTED, **spec})
     await world.settle()
     await world.tick()
@@ -51,18 +31,12 @@ def edit(world: World, dtype: str, replicas: int = 2, **spec: Any) -> None:
     world.put(**{"replicas": replicas, **ROUTED, **spec}, kvCache={"dtype": dtype})
 
 
-def trial(world: World) -> dict[str, Any]:
-    (found,) = world.cluster.of(Kind.KVTrial).values()
-    status: dict[str, Any] = found.get("status", {})
-    return status
-
-
 async def until_weight(world: World, proxy: Proxy, weight: int, looks: int = 60) -> None:
     for _ in range(looks):
         await serve(world)
         if proxy.weight == weight:
             return
-    raise AssertionError(f"no weight of {weight} after {proxy.weights}: {trial(world)}")
+    raise AssertionError(f"no weight of {weight} after {proxy.weights}: {only_trial(world)}")
 
 
 def as_before(world: World, proxy: Proxy, pods: int = 2) -> None:
@@ -120,7 +94,7 @@ async def test_a_good_format_takes_its_share_step_by_step(
         assert 1 == len(proxy.arm("candidate"))
         assert weight == world.status["traffic"]["candidateWeightPercent"]
     await serve(world, 120)
-    assert "Promoted" == trial(world)["verdict"]
+    assert "Promoted" == only_trial(world)["verdict"]
     as_before(world, proxy)
     assert [] == proxy.faults
     steps = [weight for weight in proxy.weights if weight not in (0, 1)]
@@ -128,7 +102,7 @@ async def test_a_good_format_takes_its_share_step_by_step(
     assert 4 == len(world.said("TrafficShifted")[:4])
     assert "candidates get 5 % of the requests, 0 % before" in world.said("TrafficShifted")[0]
     assert "those 5 % were 50.0 %" in world.said("TrafficShifted")[1]
-    shown = trial(world)
+    shown = only_trial(world)
     assert 2 == shown["step"]
 
 
@@ -157,11 +131,11 @@ async def test_a_format_that_fails_loses_its_share_at_once(world: World, proxy: 
     world.engines.worse["int8"] = 0.4
     for _ in range(40):
         await serve(world)
-        if trial(world).get("state") != "Running":
+        if only_trial(world).get("state") != "Running":
             break
     assert 0 == proxy.weight
     await serve(world, 2)
-    assert "RolledBack" == trial(world)["verdict"]
+    assert "RolledBack" == only_trial(world)["verdict"]
     as_before(world, proxy)
     assert {"bfloat16"} == set(world.engines.dtypes.values())
     assert [] == proxy.faults
@@ -184,12 +158,12 @@ async def test_an_engine_that_cannot_go_back_gets_no_share(world: World, proxy: 
 async def test_one_engine_has_no_split(world: World, proxy: Proxy) -> None:
     await ready(world, replicas=1)
     edit(world, "int8", replicas=1)
-    while not (world.cluster.of(Kind.KVTrial) and trial(world).get("state") == "Running"):
+    while not (world.cluster.of(Kind.KVTrial) and only_trial(world).get("state") == "Running"):
         await serve(world)
     stored = world.cluster.of(Kind.ConfigMap)[f"{NAME}-state"]["data"]["tuning.json"]
     assert '"weighted":false' in stored
     await serve(world, 80)
-    assert "Promoted" == trial(world)["verdict"]
+    assert "Promoted" == only_trial(world)["verdict"]
     assert [0] == proxy.weights
     as_before(world, proxy, pods=1)
 
@@ -212,7 +186,7 @@ async def test_sessions_are_kept_by_envoy_gateway(world: World, proxy: Proxy) ->
     (policy,) = world.cluster.of(Kind.BackendTrafficPolicy).values()
     headers = policy["spec"]["loadBalancer"]["consistentHash"]["headers"]
     assert [{"name": "x-user"}] == headers
-    put_policy(world, splitBy="Request")
+    put_policy(world, ab=STEPS | {"splitBy": "Request"})
     await serve(world, 2)
     assert {} == world.cluster.of(Kind.BackendTrafficPolicy)
     assert "splitBy" in world.status["traffic"]["message"]
@@ -257,7 +231,7 @@ async def test_without_a_route_shares_are_those_of_pods(
     assert reason == routed["reason"]
     assert words in routed["message"]
     assert "Capacity" == world.status["traffic"]["split"]
-    assert "Promoted" == trial(world)["verdict"]
+    assert "Promoted" == only_trial(world)["verdict"]
     assert 2 == len(proxy.arm("stable"))
     assert not any(proxy.weights)
 
@@ -273,9 +247,9 @@ async def test_a_gateway_that_goes_during_a_trial_ends_the_split_and_not_the_tri
     await serve(world, 2)
     as_before(world, proxy)
     assert "Capacity" == world.status["traffic"]["split"]
-    assert "Running" == trial(world)["state"]
+    assert "Running" == only_trial(world)["state"]
     await serve(world, 120)
-    assert "Promoted" == trial(world)["verdict"]
+    assert "Promoted" == only_trial(world)["verdict"]
 
 
 async def test_a_right_that_goes_during_a_trial_leaves_the_split_as_it_is(
@@ -292,7 +266,7 @@ async def test_a_right_that_goes_during_a_trial_leaves_the_split_as_it_is(
     assert ("Route", 25) == (traffic["split"], traffic["candidateWeightPercent"])
     world.cluster.refused.clear()
     await serve(world, 200)
-    assert "Promoted" == trial(world)["verdict"]
+    assert "Promoted" == only_trial(world)["verdict"]
     as_before(world, proxy)
 
 
@@ -386,7 +360,7 @@ class KilledError(Exception):
 async def _ends(world: World, proxy: Proxy, kill_at: int | None) -> tuple[str, int]:
     """Verdict of a trial whose operator is killed at its n-th change, and how many there were."""
     await ready(world, **STICKY)
-    put_policy(world, steps=[25], minRequests=1, minDurationSeconds=0)
+    put_policy(world, ab={"steps": [25], "minRequests": 1, "minDurationSeconds": 0})
     edit(world, "int8", **STICKY)
     inner, counted = world.cluster.on_change, 0
 
@@ -410,9 +384,9 @@ async def _ends(world: World, proxy: Proxy, kill_at: int | None) -> tuple[str, i
             world.new_controller()
         if proxy.weight == 25:
             worse["int8"] = 0.4
-        if world.cluster.of(Kind.KVTrial) and trial(world).get("state") == "Finished":
+        if world.cluster.of(Kind.KVTrial) and only_trial(world).get("state") == "Finished":
             looks_left = min(looks_left, 4)
-    return trial(world)["verdict"], counted
+    return only_trial(world)["verdict"], counted
 
 
 async def test_a_kill_at_any_change_leaves_one_outcome(settings: Any) -> None:

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from kvserving_operator.api.v1alpha1 import RequestedBy
-from kvserving_operator.live import KVSettings
 from kvserving_operator.observe import PodView, pod_view
 from kvserving_operator.traffic.arms import Wish, wish
 from kvserving_operator.traffic.stages import WAIT, Stage, Standing, next_stage
@@ -16,10 +14,10 @@ from kvserving_operator.trials.record import Record
 from kvserving_tuner.judge import Cause
 from kvserving_tuner.runtime_client import RuntimeState
 from kvserving_tuner.trials.plan import Plan
-from kvserving_tuner.trials.progress import Conclusion, Progress, State, Verdict
+from kvserving_tuner.trials.progress import Conclusion, State, Verdict
+from operatorkit import trials
 from operatorkit.engines import runtime_document
 
-INT8 = KVSettings(kv_cache_dtype="int8")
 OFFERS = ("auto", "bfloat16", "int8", "int4")
 
 
@@ -41,20 +39,8 @@ def runtime(**dtypes: str) -> dict[str, RuntimeState]:
     }
 
 
-def record(*candidates: str, state: State = State.RUNNING, step: int = 0, **more: Any) -> Record:
-    progress = Progress(state=state, step=step, candidates=candidates, **more)
-    return Record(
-        name="trial",
-        requested_by=RequestedBy.SPEC,
-        asked=INT8,
-        template="t",
-        stable=KVSettings(),
-        candidate=INT8,
-        fallback=KVSettings(),
-        plan=Plan(steps=(5, 25, 50)),
-        reject_for_seconds=0,
-        progress=progress,
-    )
+def record(*candidates: str, **more: Any) -> Record:
+    return trials.record(*candidates, plan=Plan(steps=(5, 25, 50)), **more)
 
 
 def test_all_pods_are_stable_without_a_trial() -> None:

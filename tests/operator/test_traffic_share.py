@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-from kvserving_operator.api.v1alpha1 import RequestedBy
-from kvserving_operator.live import KVSettings
 from kvserving_operator.traffic.load import demand, share
 from kvserving_operator.traffic.state import TrafficState
 from kvserving_operator.trials.record import Record
@@ -19,28 +17,15 @@ from kvserving_tuner.observation import (
 )
 from kvserving_tuner.readings import Known, Reading, Unknown
 from kvserving_tuner.trials.plan import Guard, Plan
-from kvserving_tuner.trials.progress import Progress, State
+from operatorkit import trials
 
 UNKNOWN = Unknown("not measured")
-INT8 = KVSettings(kv_cache_dtype="int8")
 OFFERS = ("auto", "bfloat16", "int8", "int4")
 CAP = Known(16, 0)
 
 
-def record(*candidates: str, state: State = State.RUNNING, step: int = 0, **more: Any) -> Record:
-    progress = Progress(state=state, step=step, candidates=candidates, **more)
-    return Record(
-        name="trial",
-        requested_by=RequestedBy.SPEC,
-        asked=INT8,
-        template="t",
-        stable=KVSettings(),
-        candidate=INT8,
-        fallback=KVSettings(),
-        plan=Plan(steps=(5, 25, 50)),
-        reject_for_seconds=0,
-        progress=progress,
-    )
+def record(*candidates: str, **more: Any) -> Record:
+    return trials.record(*candidates, plan=Plan(steps=(5, 25, 50)), **more)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from kvserving_operator.api.v1alpha1 import (
     parse_policy,
     parse_trial,
 )
-from kvserving_operator.cluster import Cluster
+from kvserving_operator.cluster import Cluster, apply_status
 from kvserving_operator.errors import Conflict
 from kvserving_operator.kinds import Kind, Object
 from kvserving_operator.live import KVSettings, Refusal
@@ -199,15 +199,8 @@ class TrialRunner:
             await self._cluster.delete(Kind.KVTrial, ref.namespace, trial.metadata.name, uid)
 
     async def _write(self, ref: ServingRef, name: str, status: KVTrialStatus) -> None:
-        await self._cluster.apply(
-            {
-                "apiVersion": Kind.KVTrial.api_version,
-                "kind": Kind.KVTrial.name,
-                "metadata": {"namespace": ref.namespace, "name": name},
-                "status": status.to_api(),
-            },
-            subresource="status",
-        )
+        where = ref.namespace, name
+        await apply_status(self._cluster, Kind.KVTrial, *where, status.to_api())
 
 
 def _context(runtime: Mapping[str, RuntimeState]) -> int:

@@ -226,8 +226,7 @@ def _decide(
     if judgement.outcome is Outcome.PROMOTE and (likelihood or not plan.likelihood):
         if plan.manual and facts.wish is not Wish.PROMOTE:
             note = f"passed, waits for approval: {judgement.message}"
-            progress = progress.becomes(State.APPROVAL, alternation=None)
-            return progress.model_copy(update={"note": note})
+            return progress.becomes(State.APPROVAL, alternation=None, note=note)
         return progress.ends(
             Conclusion(verdict=Verdict.PROMOTED, reason=judgement.cause, message=judgement.message)
         )
@@ -257,11 +256,16 @@ def _decide(
 
 
 def _enter(plan: Plan, progress: Progress, facts: Facts, step: int) -> Progress:
-    fresh: dict[str, object] = {"step": step, "step_seconds": 0.0, "step_requests": 0.0}
-    fresh["stalled_seconds"] = 0.0
-    if len(facts.ready) == 1 and (plan.guards or plan.gain is not None):
-        fresh["alternation"] = Alternation()
-    return _with_pods(plan, progress.becomes(State.RUNNING, **fresh), facts)
+    turns = len(facts.ready) == 1 and (plan.guards or plan.gain is not None)
+    entered = progress.becomes(
+        State.RUNNING,
+        step=step,
+        step_seconds=0.0,
+        step_requests=0.0,
+        stalled_seconds=0.0,
+        alternation=Alternation() if turns else progress.alternation,
+    )
+    return _with_pods(plan, entered, facts)
 
 
 def _with_pods(plan: Plan, progress: Progress, facts: Facts) -> Progress:
