@@ -28,9 +28,9 @@ from harness.kube import KVSERVING, Kube, wait_for
 from harness.load import ChatLoad, in_background
 from harness.manifests import MODELS_CLAIM
 from harness.serving import engine_pods, wait_ready
+from harness.trials import TRIAL
 
 NAME, POLICY, NAMESPACE = "rolled-back", "unscreened", "rollback-benchmark"
-TRIAL = "kvtrials.kvserving.dev"
 BAD = "int2"
 POLL_SECONDS = 0.1
 

@@ -15,15 +15,15 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from harness import gateway
+from harness import gateway, trials
 from harness.kube import KVSERVING, Kube, wait_for
 from harness.manifests import tiny_engine, tiny_serving
 from harness.serving import complete, engine_pods, wait_condition, wait_ready
+from harness.trials import control
 from kvserving_operator.render.names import ENGINE_PORT
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full]
 NAME = "routed"
-TRIAL = "kvtrials.kvserving.dev"
 HEADER = "x-user-id"
 STEPS = (5, 25, 50)
 LIGHT_REQUESTS = 6000
@@ -79,22 +79,8 @@ def _answers(url: str) -> bool:
         return False
 
 
-def start_trial(kube: Kube, namespace: str, name: str, dtype: str) -> None:
-    trial = {
-        "apiVersion": "kvserving.dev/v1alpha1",
-        "kind": "KVTrial",
-        "metadata": {"name": name},
-        "spec": {
-            "servingRef": {"name": NAME},
-            "change": {"kvCacheDtype": dtype},
-            "policy": policy()["spec"],
-        },
-    }
-    kube.apply(trial, namespace)
-
-
-def control(kube: Kube, namespace: str, trial: str, wish: str) -> None:
-    kube.patch(TRIAL, trial, namespace, {"spec": {"control": wish}})
+def start_trial(kube: Kube, namespace: str, name: str) -> None:
+    kube.apply(trials.manifest(name, NAME, {"kvCacheDtype": "int8"}, policy()), namespace)
 
 
 def go_on(kube: Kube, namespace: str, url: str, trial: str, weight: int) -> None:
@@ -211,7 +197,7 @@ class Streams:
 def test_weights_are_kept_and_no_stream_ends_early(kube: Kube, serving: str, url: str) -> None:
     streams = Streams(url)
     with streams.in_background(8):
-        start_trial(kube, serving, "weights", "int8")
+        start_trial(kube, serving, "weights")
         for weight in STEPS:
             wait_weight(kube, serving, weight)
             control(kube, serving, "weights", "Pause")
@@ -252,7 +238,7 @@ def test_sessions_stay_on_their_side(kube: Kube, serving: str, url: str) -> None
     wait_for(lambda: traffic(kube, serving)["sessions"] == "Kept", "sessions are kept", 60)
     # A proxy serves by the former policy until the new clusters are warm.
     time.sleep(20)
-    start_trial(kube, serving, "sessions", "int8")
+    start_trial(kube, serving, "sessions")
     before: set[int] = set()
     for weight in STEPS:
         wait_weight(kube, serving, weight)

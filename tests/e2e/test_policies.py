@@ -15,11 +15,12 @@ from harness.kube import KVSERVING, Kube, condition, wait_for
 from harness.load import ChatLoad, in_background
 from harness.manifests import tiny_serving
 from harness.serving import wait_condition, wait_ready
+from harness.trials import control, wait_trial
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full]
 EXAMPLES = Path(__file__).parents[2] / "examples/04-rollback-policy"
 NAME = "guarded"
-POLICY, TRIAL = "kvrollbackpolicies.kvserving.dev", "kvtrials.kvserving.dev"
+POLICY = "kvrollbackpolicies.kvserving.dev"
 CLOCKS = {"minRequests": 5, "minDurationSeconds": 15}
 
 
@@ -45,22 +46,8 @@ def edit(kube: Kube, namespace: str, policy: str, dtype: str) -> None:
     kube.patch(KVSERVING, NAME, namespace, {"spec": spec})
 
 
-def wait_trial(kube: Kube, namespace: str, dtype: str, state: str) -> Mapping[str, Any]:
-    """Wait until the trial of a format is in a state; give the whole trial."""
-
-    def look() -> Mapping[str, Any] | None:
-        for trial in kube.objects(TRIAL, namespace):
-            mine = trial["spec"]["change"].get("kvCacheDtype") == dtype
-            if mine and trial.get("status", {}).get("state") == state:
-                found: Mapping[str, Any] = trial
-                return found
-        return None
-
-    return wait_for(look, f"the trial of {dtype} is {state}", 600)
-
-
 def wait_promoted(kube: Kube, namespace: str, dtype: str) -> Mapping[str, Any]:
-    trial = wait_trial(kube, namespace, dtype, "Finished")
+    trial = wait_trial(kube, namespace, {"kvCacheDtype": dtype}, 600, state="Finished")
     assert "Promoted" == trial["status"]["verdict"], trial["status"]
     wait_condition(kube, NAME, namespace, "QualityGate", "True", "Passed")
     status = (kube.get(KVSERVING, NAME, namespace) or {})["status"]
@@ -98,9 +85,8 @@ def test_a_policy_promotes_what_keeps_its_bounds(
 
 def test_a_policy_with_approval_waits_for_a_person(kube: Kube, serving: str) -> None:
     edit(kube, serving, "manual", "int4")
-    trial = wait_trial(kube, serving, "int4", "Approval")
+    trial = wait_trial(kube, serving, {"kvCacheDtype": "int4"}, 600, state="Approval")
     assert "waits for approval" in trial["status"]["message"]
-    name = trial["metadata"]["name"]
-    kube.patch(TRIAL, name, serving, {"spec": {"control": "Promote"}})
+    control(kube, serving, trial["metadata"]["name"], "Promote")
     wait_promoted(kube, serving, "int4")
     assert "TrialApproval" in {event["reason"] for event in kube.events(serving, NAME)}

@@ -3,19 +3,20 @@
 In `make test-full`: the cluster's lane of `make test` has no minutes left.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from harness import trials
 from harness.kube import KVSERVING, Kube, wait_for
 from harness.load import ChatLoad, in_background
 from harness.manifests import tiny_engine, tiny_serving
 from harness.serving import engine_pods, wait_condition, wait_ready
+from harness.trials import dtypes, wait_trial
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full]
 NAME = "tried"
-TRIAL = "kvtrials.kvserving.dev"
 
 
 def policy(**quality: int) -> dict[str, Any]:
@@ -51,40 +52,17 @@ def client(kube: Kube, serving: str) -> Iterator[ChatLoad]:
     assert [] == load.failures
 
 
-def wait_trial(
-    kube: Kube, namespace: str, dtype: str, timeout_seconds: float = 300, **wanted: str
-) -> Mapping[str, Any]:
-    """Wait until the trial of a format has these values in its status; give the status."""
-
-    def look() -> Mapping[str, Any] | None:
-        for trial in kube.objects(TRIAL, namespace):
-            status = trial.get("status", {})
-            if trial["spec"]["change"].get("kvCacheDtype") != dtype:
-                continue
-            if all(status.get(name) == value for name, value in wanted.items()):
-                found: Mapping[str, Any] = status
-                return found
-        return None
-
-    return wait_for(look, f"the trial of {dtype} has {wanted}", timeout_seconds)
-
-
-def dtypes(kube: Kube, namespace: str) -> list[str]:
-    """KV formats of the engines, by status."""
-    status = (kube.get(KVSERVING, NAME, namespace) or {})["status"]
-    return sorted(pod["kvCacheDtype"] for pod in status["pods"])
-
-
 def test_a_good_format_is_screened_tried_on_one_engine_and_promoted(
     kube: Kube, serving: str, client: ChatLoad
 ) -> None:
     pods = {pod["metadata"]["uid"] for pod in engine_pods(kube, NAME, serving)}
     kube.patch(KVSERVING, NAME, serving, {"spec": {"kvCache": {"dtype": "int8"}}})
-    wait_trial(kube, serving, "int8", state="Running")
-    assert "bfloat16" in dtypes(kube, serving) or "float32" in dtypes(kube, serving)
-    status = wait_trial(kube, serving, "int8", state="Finished")
+    change = {"kvCacheDtype": "int8"}
+    wait_trial(kube, serving, change, state="Running")
+    assert "bfloat16" in dtypes(kube, NAME, serving) or "float32" in dtypes(kube, NAME, serving)
+    status = wait_trial(kube, serving, change, state="Finished")["status"]
     assert "Promoted" == status["verdict"], status
-    wait_for(lambda: ["int8"] * 2 == dtypes(kube, serving), "both engines run int8", 60)
+    wait_for(lambda: ["int8"] * 2 == dtypes(kube, NAME, serving), "both engines run int8", 60)
     assert pods == {pod["metadata"]["uid"] for pod in engine_pods(kube, NAME, serving)}
     wait_condition(kube, NAME, serving, "QualityGate", "True", "Passed")
     served = [each for each in status["evidence"] if each["name"].startswith("Served")]
@@ -97,24 +75,15 @@ def test_a_good_format_is_screened_tried_on_one_engine_and_promoted(
 def test_a_trial_by_hand_ends_when_a_person_says_so(
     kube: Kube, serving: str, client: ChatLoad
 ) -> None:
-    before = dtypes(kube, serving)
-    trial = {
-        "apiVersion": "kvserving.dev/v1alpha1",
-        "kind": "KVTrial",
-        "metadata": {"name": "by-hand"},
-        "spec": {
-            "servingRef": {"name": NAME},
-            "change": {"kvCacheDtype": "int4"},
-            "policy": policy(maxDropPercent=10)["spec"],
-        },
-    }
-    kube.apply(trial, serving)
-    wait_trial(kube, serving, "int4", state="Running")
-    wait_for(lambda: "int4" in dtypes(kube, serving), "one engine runs int4", 60)
-    kube.patch(TRIAL, "by-hand", serving, {"spec": {"control": "RollBack"}})
-    status = wait_trial(kube, serving, "int4", state="Finished")
+    before = dtypes(kube, NAME, serving)
+    change = {"kvCacheDtype": "int4"}
+    kube.apply(trials.manifest("by-hand", NAME, change, policy(maxDropPercent=10)), serving)
+    wait_trial(kube, serving, change, state="Running")
+    wait_for(lambda: "int4" in dtypes(kube, NAME, serving), "one engine runs int4", 60)
+    trials.control(kube, serving, "by-hand", "RollBack")
+    status = wait_trial(kube, serving, change, state="Finished")["status"]
     assert ("RolledBack", "AskedFor") == (status["verdict"], status["reason"])
-    wait_for(lambda: before == dtypes(kube, serving), "engines run what they did", 60)
+    wait_for(lambda: before == dtypes(kube, NAME, serving), "engines run what they did", 60)
 
 
 @pytest.fixture
@@ -135,7 +104,8 @@ def smollm2(kube: Kube, serving: str) -> Iterator[str]:
 
 def test_a_bad_format_never_reaches_a_user(kube: Kube, serving: str, smollm2: str) -> None:
     kube.patch(KVSERVING, smollm2, serving, {"spec": {"kvCache": {"dtype": "int2"}}})
-    status = wait_trial(kube, serving, "int2", state="Finished", timeout_seconds=900)
+    trial = wait_trial(kube, serving, {"kvCacheDtype": "int2"}, 900, state="Finished")
+    status = trial["status"]
     assert ("RolledBack", "QualityDrop") == (status["verdict"], status["reason"]), status
     assert "step" not in status
     assert "ScreenedLikelihood" in status["message"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from harness import trials
 from harness.kube import KVSERVING, Kube, wait_for
 from harness.load import ChatLoad, in_background
 from harness.manifests import tiny_engine, tiny_serving
@@ -15,7 +16,6 @@ from harness.serving import wait_condition, wait_ready
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full]
 NAME = "forgetful"
-TRIAL = "kvtrials.kvserving.dev"
 SMALL = {"policy": "StreamingLLM", "sinkTokens": 64, "windowTokens": 256}
 TOO_LONG = {"policy": "StreamingLLM", "sinkTokens": 64, "windowTokens": 1920}
 
@@ -79,21 +79,12 @@ def edit(kube: Kube, namespace: str, eviction: Mapping[str, Any]) -> None:
     )
 
 
-def wait_trial(kube: Kube, namespace: str, window: int, **wanted: str) -> Mapping[str, Any]:
-    """Wait until the trial of a window has these values in its status; give the status."""
-
-    def look() -> Mapping[str, Any] | None:
-        for trial in kube.objects(TRIAL, namespace):
-            status = trial.get("status", {})
-            eviction = trial["spec"]["change"].get("eviction", {})
-            if eviction.get("windowTokens") != window:
-                continue
-            if all(status.get(name) == value for name, value in wanted.items()):
-                found: Mapping[str, Any] = status
-                return found
-        return None
-
-    return wait_for(look, f"the trial of {window} tokens has {wanted}", 1500)
+def wait_trial(kube: Kube, namespace: str, window: int, state: str) -> Mapping[str, Any]:
+    """Wait until the trial of a window is in a state; give its status."""
+    change = {"eviction": {"windowTokens": window}}
+    trial = trials.wait_trial(kube, namespace, change, 1500, state=state)
+    status: Mapping[str, Any] = trial["status"]
+    return status
 
 
 def evictions(kube: Kube, namespace: str) -> str:
@@ -106,10 +97,10 @@ def test_a_window_that_loses_needles_is_rolled_back(
     kube: Kube, serving: str, client: ChatLoad
 ) -> None:
     edit(kube, serving, SMALL)
-    wait_trial(kube, serving, 256, state="Screening")
+    wait_trial(kube, serving, 256, "Screening")
     assert "None" == evictions(kube, serving)
-    wait_trial(kube, serving, 256, state="Running")
-    status = wait_trial(kube, serving, 256, state="Finished")
+    wait_trial(kube, serving, 256, "Running")
+    status = wait_trial(kube, serving, 256, "Finished")
     assert ("RolledBack", "QualityDrop") == (status["verdict"], status["reason"]), status
     assert "ServedNeedle" in status["message"]
     assert status["summary"].startswith("Eviction ")
@@ -123,7 +114,7 @@ def test_a_window_that_loses_needles_is_rolled_back(
 
 def test_a_window_that_no_prompt_exceeds_is_refused(kube: Kube, serving: str) -> None:
     edit(kube, serving, TOO_LONG)
-    status = wait_trial(kube, serving, 1920, state="Finished")
+    status = wait_trial(kube, serving, 1920, "Finished")
     assert ("Failed", "ProbeSetTooShort") == (status["verdict"], status["reason"]), status
     assert "None" == evictions(kube, serving)
     edit(kube, serving, {"policy": "None"})

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from harness import chart
+from harness import chart, trials
 from harness.kube import KVSERVING, Kube, wait_for
 from harness.load import ChatLoad, in_background
 from harness.manifests import tiny_serving
 from harness.serving import engine_pods, wait_condition, wait_ready
+from harness.trials import dtypes
 from kvserving_tuner.trials.progress import State
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full]
 NAME = "killed"
-TRIAL = "kvtrials.kvserving.dev"
 PROMOTED = (State.SCREENING, State.RUNNING, State.APPROVAL, State.PROMOTING, State.FINISHED)
 ROLLED_BACK = (State.RUNNING, State.ROLLING_BACK, State.FINISHED)
 FLEETING = {State.PENDING, State.PROMOTING, State.ROLLING_BACK}
@@ -59,10 +59,13 @@ def serving(kube: Kube, namespace: str) -> Iterator[str]:
 
 def trial_of(kube: Kube, namespace: str, dtype: str) -> Mapping[str, Any]:
     """Give the only trial of a format; an empty one before it is made."""
-    trials = kube.objects(TRIAL, namespace)
-    mine = [trial for trial in trials if trial["spec"]["change"].get("kvCacheDtype") == dtype]
+    mine = trials.trials_of(kube, namespace, {"kvCacheDtype": dtype})
     assert len(mine) <= 1, [trial["metadata"]["name"] for trial in mine]
     return mine[0] if mine else {}
+
+
+def name_of(kube: Kube, namespace: str, dtype: str) -> str:
+    return str(trial_of(kube, namespace, dtype)["metadata"]["name"])
 
 
 def wait_state(kube: Kube, namespace: str, dtype: str, *states: State) -> State:
@@ -85,18 +88,8 @@ def kill_in(kube: Kube, namespace: str, dtype: str, states: tuple[State, ...]) -
         if reached is state:
             chart.kill_operator(kube)
         if state is State.APPROVAL:
-            control(kube, namespace, dtype, "Promote")
+            trials.control(kube, namespace, name_of(kube, namespace, dtype), "Promote")
     return seen
-
-
-def control(kube: Kube, namespace: str, dtype: str, wish: str) -> None:
-    name = trial_of(kube, namespace, dtype)["metadata"]["name"]
-    kube.patch(TRIAL, name, namespace, {"spec": {"control": wish}})
-
-
-def dtypes(kube: Kube, namespace: str) -> list[str]:
-    status = (kube.get(KVSERVING, NAME, namespace) or {})["status"]
-    return sorted(pod["kvCacheDtype"] for pod in status["pods"])
 
 
 def verdicts(kube: Kube, namespace: str, trial: str) -> list[Mapping[str, Any]]:
@@ -117,22 +110,22 @@ def test_killed_in_every_state_of_a_trial_that_passes(kube: Kube, serving: str) 
     assert seen >= set(PROMOTED) - FLEETING
     trial = trial_of(kube, serving, "int8")
     assert "Promoted" == trial["status"]["verdict"], trial["status"]
-    wait_for(lambda: ["int8"] * 2 == dtypes(kube, serving), "both engines run int8", 120)
+    wait_for(lambda: ["int8"] * 2 == dtypes(kube, NAME, serving), "both engines run int8", 120)
     wait_condition(kube, NAME, serving, "QualityGate", "True", "Passed")
     assert 1 == len(verdicts(kube, serving, trial["metadata"]["name"]))
     assert pods == {pod["metadata"]["uid"] for pod in engine_pods(kube, NAME, serving)}
 
 
 def test_killed_in_every_state_of_a_trial_that_is_rolled_back(kube: Kube, serving: str) -> None:
-    before = dtypes(kube, serving)
+    before = dtypes(kube, NAME, serving)
     kube.patch(KVSERVING, NAME, serving, {"spec": {"kvCache": {"dtype": "int4"}}})
     wait_state(kube, serving, "int4", State.RUNNING)
-    wait_for(lambda: "int4" in dtypes(kube, serving), "one engine runs int4", 120)
+    wait_for(lambda: "int4" in dtypes(kube, NAME, serving), "one engine runs int4", 120)
     chart.kill_operator(kube)
-    control(kube, serving, "int4", "RollBack")
+    trials.control(kube, serving, name_of(kube, serving, "int4"), "RollBack")
     kill_in(kube, serving, "int4", ROLLED_BACK[1:])
     trial = trial_of(kube, serving, "int4")
     assert ("RolledBack", "AskedFor") == (trial["status"]["verdict"], trial["status"]["reason"])
-    wait_for(lambda: before == dtypes(kube, serving), "engines run what they did", 120)
+    wait_for(lambda: before == dtypes(kube, NAME, serving), "engines run what they did", 120)
     wait_condition(kube, NAME, serving, "RolledBack", "True", "TrialRolledBack")
     assert 1 == len(verdicts(kube, serving, trial["metadata"]["name"]))
