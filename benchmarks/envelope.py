@@ -2,6 +2,7 @@
 
 import json
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -53,6 +54,8 @@ def versions() -> dict[str, str]:
 def commit() -> str:
     """Commit of this checkout, marked where files differ from it; empty where there is no git."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    if shutil.which(command[0]) is None:
+        return ""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip()
 
