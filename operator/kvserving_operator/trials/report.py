@@ -85,7 +85,7 @@ def evidence(plan: Plan, comparison: Comparison) -> TrialEvidence:
     finding = comparison.finding()
     if comparison.is_harmful(plan.rules.false_rollback):
         outcome = "Failed"
-    elif comparison.is_safe(plan.rules.false_promotion):
+    elif plan.is_kept(comparison):
         outcome = "Passed"
     else:
         outcome = "Inconclusive"

@@ -563,3 +563,34 @@ def test_whatever_is_seen_a_trial_ends_once_and_never_in_silence(
             assert all(c.is_safe(plan.rules.false_promotion) for c in served)
         assert (progress.conclusion is None) == (progress.state in ACTIVE)
         assert Progress.model_validate_json(progress.model_dump_json()) == progress
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    min_samples=st.integers(1, 150),
+    bound=st.sampled_from([0.5, 1.0, 2.0, 10.0]),
+    screened=st.booleans(),
+    steps=st.sampled_from([(50,), (5, 25, 50), (25, 100)]),
+    pods=st.integers(2, 4),
+)
+def test_a_good_change_never_waits_for_what_nobody_asks(
+    min_samples: int, bound: float, screened: bool, steps: tuple[int, ...], pods: int
+) -> None:
+    plan = Plan(
+        steps=steps, min_requests=5, min_seconds=15, min_samples=min_samples,
+        max_drop_percent=bound, screened=screened,
+    )  # fmt: skip
+    fleet = Fleet(plan, PODS[:pods])
+    for _ in range(400):
+        progress = fleet.look()
+        if progress.state is State.FINISHED:
+            break
+        changed = frozenset(progress.candidates)
+        wanted = next_prompts(plan, progress, facts(fleet.now, ready=fleet.pods, changed=changed))
+        if wanted is not None:
+            kind, numbers = wanted
+            fleet.score(kind, [-0.0003] * len(numbers))
+    assert progress.state is State.FINISHED, progress.note
+    assert progress.conclusion is not None
+    assert progress.conclusion.verdict in (Verdict.PROMOTED, Verdict.INCONCLUSIVE)
+    assert progress.conclusion.verdict is Verdict.PROMOTED or progress.served >= 400

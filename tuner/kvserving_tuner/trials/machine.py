@@ -357,8 +357,9 @@ def next_prompts(plan: Plan, progress: Progress, facts: Facts) -> tuple[str, ran
         return _few(SCREENED, progress.screened, facts) if plan.screened else None
     serving = progress.candidates and facts.changed >= set(progress.candidates)
     if progress.state is State.RUNNING and serving:
-        served = progress.likelihood(SERVED).values()
-        enough = served and all(found.is_safe(plan.rules.false_promotion) for found in served)
+        served = progress.likelihood(SERVED)
+        # As many as the judge wants, or the trial would wait for prompts that nobody asks.
+        enough = served and is_shown(plan, progress, served)
         return None if enough else _few(SERVED, progress.served, facts)
     return None
 

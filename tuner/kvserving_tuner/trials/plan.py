@@ -8,6 +8,7 @@ from typing import Final, Self
 from pydantic import BaseModel, ConfigDict
 
 from kvserving_tuner.judge import (
+    Comparison,
     Criterion,
     Rules,
     floor,
@@ -137,6 +138,12 @@ class Plan(Frozen):
             min_samples=self.min_samples,
             max_samples=self.max_samples,
         )
+
+    def is_kept(self, comparison: Comparison) -> bool:
+        """Whether a criterion is shown to be kept; one of quality needs its number of samples."""
+        of_blocks = comparison.criterion.name in {*self.guards, GOODPUT_GAIN}
+        enough = of_blocks or comparison.count >= self.min_samples
+        return enough and comparison.is_safe(self.rules.false_promotion)
 
     def quality(self, name: str) -> Criterion:
         """Criterion of a likelihood probe."""

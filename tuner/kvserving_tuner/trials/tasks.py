@@ -208,11 +208,7 @@ def paired(
 
 def is_shown(plan: Plan, progress: Progress, names: Collection[str]) -> bool:
     """Whether all of these criteria are shown to be kept."""
-    return all(
-        found.count >= plan.min_samples and found.is_safe(plan.rules.false_promotion)
-        for name, found in progress.evidence.items()
-        if name in names
-    )
+    return all(plan.is_kept(found) for name, found in progress.evidence.items() if name in names)
 
 
 def criteria(plan: Plan, progress: Progress, cells: Sequence[Cell]) -> tuple[str, ...]:
