@@ -4,8 +4,15 @@ The cluster's tests mostly wait for pods; the engines that other tests start the
 time, and so do tests that only compute. Within a lane the order is that of a single process.
 """
 
+import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+
+# How long an example takes is up to what else the machine does.
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("untimed")
 
 LANES = (
     ("computing", ("tests/kernels/test_operations.py", "tests/tuner/")),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvserving_kernels.errors import InvalidProbeError, ProbeRefusedError
@@ -292,7 +292,6 @@ def test_likelihoods_that_are_no_numbers_are_a_failure() -> None:
     assert (answer["outcome"], answer["error"]["reason"]) == ("Failed", "NotFinite")
 
 
-@settings(deadline=None)
 @given(
     dtype=st.sampled_from([dtype.value for dtype in LAYOUTS]),
     block_size=st.sampled_from([32, 64, 128]),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvserving_tuner.decision import Action, DiagnosisKind, Reason
@@ -115,9 +115,7 @@ loads = st.fixed_dictionaries(
 
 @settings(
     max_examples=8,
-    deadline=None,
     derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
 )
 @given(loads)
 def test_at_most_two_changes_in_any_ten_quiet_minutes(load: dict[str, Any]) -> None:
@@ -263,9 +261,7 @@ faults = st.lists(
 
 @settings(
     max_examples=12,
-    deadline=None,
     derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
 )
 @given(faults, st.integers(0, 1000))
 def test_faulty_data_never_leads_to_a_change(found: list[tuple[str, int]], seed: int) -> None:

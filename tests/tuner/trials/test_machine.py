@@ -530,7 +530,7 @@ ORDER = (
 )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.tuples(looks, st.sampled_from([0.0, 0.001, 0.05, 0.3])), max_size=40),
     st.booleans(),
@@ -565,7 +565,7 @@ def test_whatever_is_seen_a_trial_ends_once_and_never_in_silence(
         assert Progress.model_validate_json(progress.model_dump_json()) == progress
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     min_samples=st.integers(1, 150),
     bound=st.sampled_from([0.5, 1.0, 2.0, 10.0]),
