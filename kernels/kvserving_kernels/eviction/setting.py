@@ -10,6 +10,10 @@ from kvserving_kernels.eviction.streaming_llm import StreamingLLM, smallest_wind
 UNAVAILABLE: Final = ("H2O", "SnapKV")
 """Policies of the API that no engine carries out yet."""
 
+BACKENDS: Final = ("CPU_ATTN", "FLASH_ATTN")
+"""vLLM's attention backends whose kernels take the batch as it is described to them: these, and
+those of our formats, can leave freed blocks out."""
+
 DEFAULT_SINK_TOKENS: Final = 4
 """As many as the method's authors found to suffice."""
 
