@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvserving_kernels.eviction import StreamingLLM
-from kvserving_kernels.formats import ALIASES, DTYPES, LAYOUTS, KVCacheDType, layout_of
+from kvserving_kernels.formats import LAYOUTS, KVCacheDType, layout_of, record_bytes
 from kvserving_kernels.preflight.arguments import Settings, number
 from kvserving_kernels.preflight.finding import Finding, Reason
 from kvserving_kernels.preflight.host import DEFAULT_BLOCK_SIZES, Host
@@ -111,12 +111,12 @@ def _cache(settings: Settings, host: Host, model: ModelConfig | None) -> _Cache 
     if settings.is_context_parallel:
         return None
     block = number(settings.block_size) or _block_size(settings.kv_cache_dtype, host)
-    record_bytes = _record_bytes(settings, block, model)
-    if record_bytes is None:
+    record = _record_bytes(settings, block, model)
+    if record is None:
         return None
     heads = max(1, model.kv_heads // max(1, number(settings.tensor_parallel_size) or 1))
     layers = -(-model.full_layers // max(1, number(settings.pipeline_parallel_size) or 1))
-    return _Cache(block, heads * layers * record_bytes, _is_exact(settings, host, model))
+    return _Cache(block, heads * layers * record, _is_exact(settings, host, model))
 
 
 def _is_exact(settings: Settings, host: Host, model: ModelConfig) -> bool:
@@ -143,19 +143,10 @@ def _block_size(dtype: str, host: Host) -> int:
 
 def _record_bytes(settings: Settings, block: int, model: ModelConfig) -> int | None:
     """Bytes of one block and KV head; None for formats whose size is not known here."""
-    name, head_size = settings.kv_cache_dtype, model.head_size or 0
-    if name in LAYOUTS:
-        layout = layout_of(name)
-        if layout.why_not(block, head_size) is not None:
+    name = settings.kv_cache_dtype
+    if name == KVCacheDType.AUTO:
+        if model.names_kv_format:
             return None
-        return layout.page(block, head_size).record_bytes
-    if name == KVCacheDType.AUTO and model.names_kv_format:
-        return None
-    # `auto` is 16 bits even for a model in 32: vLLM then runs it in 16.
-    bits: float | None = 32.0 if settings.dtype in ("float32", "float") else 16.0
-    if name != KVCacheDType.AUTO:
-        try:
-            bits = DTYPES[ALIASES.get(name) or KVCacheDType(name)].bits_per_element
-        except ValueError:
-            return None
-    return None if bits is None else int(2 * block * head_size * bits / 8)
+        # Even a model in 32 bits is run in 16 unless that is asked for; which 16 does not matter.
+        name = "float32" if settings.dtype in ("float32", "float") else KVCacheDType.BFLOAT16.value
+    return record_bytes(name, block, model.head_size or 0)

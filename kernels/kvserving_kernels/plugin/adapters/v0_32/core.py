@@ -13,14 +13,13 @@ from kvserving_kernels.formats import LAYOUTS, NATIVE, KVCacheDType, this_machin
 from kvserving_kernels.formats import why_not as why_not_native
 from kvserving_kernels.plugin.adapters import base_version
 from kvserving_kernels.plugin.adapters.v0_32 import probing
+from kvserving_kernels.plugin.adapters.v0_32.layouts import Layouts
 from kvserving_kernels.plugin.adapters.v0_32.selection import (
     accelerator_of,
     effective_dtype,
-    eviction_bounds,
     own_eviction,
     torch_name,
     why_not,
-    why_not_evict,
 )
 from kvserving_kernels.plugin.adapters.v0_32.switch import cache_of, switch_cache
 from kvserving_kernels.plugin.changes import Choices, Envelope, IntegerRange, Value
@@ -57,6 +56,7 @@ class Engine:
     def __init__(self, core: Any) -> None:
         self._core = core
         self._counters = Counters()
+        self._layouts = Layouts(core)
         self._count()
         if not hasattr(core.scheduler, "max_num_active_reqs"):
             raise UnsupportedEngineError(
@@ -91,13 +91,8 @@ class Engine:
 
     def lay_out(self, values: Mapping[str, Value]) -> None:
         """Set format, eviction or both with one new cache, unless they are in force."""
-        before = cache = cache_of(self._core.vllm_config)
-        dtype, eviction = values.get("kv_cache_dtype"), values.get("eviction")
-        if dtype is not None:
-            cache = replace(cache, dtype=self._model_dtype() if dtype == "auto" else str(dtype))
-        if isinstance(eviction, Eviction):
-            cache = replace(cache, eviction=eviction)
-        if cache != before:
+        cache = self._layouts.asked(values)
+        if cache != cache_of(self._core.vllm_config):
             probing.drop(self._core, "the KV cache was changed while the probe ran")
             counters = self._count()
             took = switch_cache(self._core, cache)
@@ -106,6 +101,10 @@ class Engine:
                 switches=counters.switches + 1,
                 switch_seconds=round(counters.switch_seconds + took, 3),
             )
+
+    def check(self, values: Mapping[str, Value]) -> None:
+        """Raise InvalidChangeError for settings that no cache of this engine can have."""
+        self._layouts.check(values)
 
     def state(self) -> EngineState:
         """Read the engine."""
@@ -162,9 +161,8 @@ class Engine:
             envelope["max_scheduled_tokens"] = IntegerRange(slots, budget)
         dtypes = self._dtypes()
         if dtypes:
-            envelope["kv_cache_dtype"] = Choices(dtypes)
-        if why_not_evict(config) is None:
-            envelope["eviction"] = eviction_bounds(config)
+            envelope["kv_cache_dtype"] = self._layouts.dtypes(dtypes)
+        envelope["eviction"] = self._layouts.evictions()
         return envelope
 
     def _dtypes(self) -> tuple[str, ...]:
