@@ -118,6 +118,27 @@ def test_arguments_that_work_are_not_refused(arguments: str, host: Host) -> None
     assert found(arguments, host) is None
 
 
+@pytest.mark.parametrize(
+    ("head_size", "host", "refused"),
+    [
+        (64, CPU, False),
+        (48, CPU, True),
+        (33, CPU, True),
+        (48, GPU, False),
+        # Which sizes another version has is not known.
+        (48, Host("CPU", "0.33.1", frozenset({"avx2"}), {}), False),
+    ],
+)
+def test_a_head_size_that_a_cpus_kernels_lack_is_refused(
+    head_size: int, host: Host, refused: bool
+) -> None:
+    finding = found("m", host, {**LLAMA, "head_dim": head_size})
+    assert (finding is not None) is refused
+    if finding is not None:
+        assert finding.reason is Reason.KV_DTYPE_UNSUPPORTED
+        assert f"the model's is {head_size}" in finding.message
+
+
 def test_fp8_on_a_capable_cpu_still_needs_a_fitting_head_size() -> None:
     host = Host("CPU", "0.32.0", frozenset({"amx_tile"}), {})
     assert found("m --kv-cache-dtype fp8_e4m3", host) is None

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvserving_kernels.preflight.finding import Reason
-from kvserving_kernels.preflight.host import Host
+from kvserving_kernels.preflight.host import Host, parse_memory_nodes
 from preflightkit import CPU, GPU, LLAMA, found, plugin
 
 INT4 = plugin(kv_cache_dtype="int4")
@@ -203,3 +203,32 @@ def test_more_ranks_than_gpus_are_refused(arguments: str, gpus: str, field: str 
     assert (None if finding is None else finding.field) == field
     # An engine for CPUs does not look at GPUs.
     assert found(f"m {arguments}", Host("CPU", "0.32.0", None, environment), LLAMA) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "nodes", "environment", "field"),
+    [
+        ("-tp 2", 2, {}, None),
+        ("-tp 2", 1, {}, TENSOR),
+        ("-pp 2", 1, {}, PIPELINE),
+        ("-tp 2 -pp 2", 2, {}, TENSOR),
+        ("-tp 2", None, {}, None),
+        ("-tp 2", 1, {"VLLM_CPU_OMP_THREADS_BIND": "auto"}, TENSOR),
+        ("-tp 2", 1, {"VLLM_CPU_OMP_THREADS_BIND": "0-3|4-7"}, None),
+        ("-tp 2", 1, {"VLLM_CPU_SIM_MULTI_NUMA": "1"}, None),
+    ],
+)
+def test_a_cpus_workers_need_a_memory_node_each(
+    arguments: str, nodes: int | None, environment: dict[str, str], field: str | None
+) -> None:
+    host = Host("CPU", "0.32.0", frozenset({"avx2"}), environment, nodes)
+    finding = found(f"m {arguments}", host)
+    assert (None if finding is None else finding.field) == field
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"), [("0", 1), ("0-1", 2), ("0,2-3", 3), ("0-3,8-11", 8), ("none", None)]
+)
+def test_memory_nodes_are_counted(text: str, nodes: int | None) -> None:
+    status = f"Mems_allowed:\t00000001\nMems_allowed_list:\t{text}\nThreads:\t1\n"
+    assert parse_memory_nodes(status) == nodes

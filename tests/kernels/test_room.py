@@ -129,15 +129,18 @@ def evicting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[package], "evicting", module, raising=False)
 
 
+def _layouts(core: FakeCore, *names: str, **reasons: str) -> Layouts:
+    """Layouts of an engine whose model and machine have these formats, and others not."""
+    return Layouts(core, lambda _: {**dict.fromkeys(names), **reasons})
+
+
 FULL = (LENGTH // BLOCK + 1) * _block_bytes("bfloat16")
 SMALL = (LENGTH // BLOCK + 1) * _block_bytes("int4")
 
 
 def test_all_is_offered_where_all_fits() -> None:
-    layouts = Layouts(FakeCore(FULL))
-    assert layouts.dtypes(["auto", "bfloat16", "int4"]).to_json() == {
-        "values": ["auto", "bfloat16", "int4"]
-    }
+    layouts = _layouts(FakeCore(FULL), "auto", "bfloat16", "int4")
+    assert layouts.dtypes().to_json() == {"values": ["auto", "bfloat16", "int4"]}
     assert layouts.evictions().to_json() == {
         "values": ["None", "StreamingLLM"],
         "sink_tokens": {"minimum": 0, "maximum": LENGTH, "default": 4},
@@ -146,8 +149,8 @@ def test_all_is_offered_where_all_fits() -> None:
 
 
 def test_a_larger_format_than_there_is_room_for_is_not_offered_and_refused() -> None:
-    layouts = Layouts(FakeCore(SMALL, "int4"))
-    shown = layouts.dtypes(["auto", "bfloat16", "int4", "int2"]).to_json()
+    layouts = _layouts(FakeCore(SMALL, "int4"), "auto", "bfloat16", "int4", "int2")
+    shown = layouts.dtypes().to_json()
     assert shown["values"] == ["int4", "int2"]
     assert set(shown["unavailable"]) == {"auto", "bfloat16"}
     assert str(FULL) in shown["unavailable"]["auto"]
@@ -161,10 +164,10 @@ def test_a_larger_format_than_there_is_room_for_is_not_offered_and_refused() -> 
 
 def test_a_format_may_come_with_the_eviction_that_makes_room() -> None:
     room = (PEAK + 1) * _block_bytes("bfloat16")
-    layouts = Layouts(FakeCore(room, "int4"))
-    assert "auto" in layouts.dtypes(["auto"]).unavailable
+    layouts = _layouts(FakeCore(room, "int4"), "auto", "int4")
+    assert "auto" in layouts.dtypes().unavailable
     layouts.check({"kv_cache_dtype": "auto", "eviction": POLICY})
-    evicting = Layouts(FakeCore(room, "bfloat16", POLICY))
+    evicting = _layouts(FakeCore(room, "bfloat16", POLICY), "auto", "int4")
     shown = evicting.evictions().to_json()
     assert shown["values"] == ["StreamingLLM"]
     assert "takes 9 blocks" in shown["unavailable"]["None"]
@@ -177,7 +180,7 @@ def test_a_format_may_come_with_the_eviction_that_makes_room() -> None:
 def test_eviction_on_a_backend_that_cannot_is_not_offered_and_refused() -> None:
     core = FakeCore(FULL)
     core.backend = "TRITON_ATTN"
-    layouts = Layouts(core)
+    layouts = _layouts(core, "auto", "int4")
     shown = layouts.evictions().to_json()
     assert shown["values"] == ["None"]
     assert "CPU_ATTN, FLASH_ATTN" in shown["unavailable"]["StreamingLLM"]
@@ -190,7 +193,7 @@ def test_eviction_on_a_backend_that_cannot_is_not_offered_and_refused() -> None:
 
     # What a format's backend cannot do is still known when another is in force.
     core.lay_out("int4", POLICY)
-    assert "auto" in layouts.dtypes(["auto", "int4"]).unavailable
+    assert "auto" in layouts.dtypes().unavailable
     layouts.check({"kv_cache_dtype": "auto", "eviction": NO_EVICTION})
     assert core.asked == 1
 
@@ -198,7 +201,7 @@ def test_eviction_on_a_backend_that_cannot_is_not_offered_and_refused() -> None:
 def test_what_a_model_has_against_eviction_is_said() -> None:
     core = FakeCore(FULL)
     core.vllm_config.speculative_config = object()
-    shown = Layouts(core).evictions().to_json()
+    shown = _layouts(core).evictions().to_json()
     assert shown["values"] == ["None"]
     assert "speculative" in shown["unavailable"]["StreamingLLM"]
     assert core.asked == 0
@@ -206,7 +209,19 @@ def test_what_a_model_has_against_eviction_is_said() -> None:
 
 def test_what_is_in_force_is_never_refused() -> None:
     core = FakeCore(2 * _block_bytes("int4"), "int4", POLICY)
-    layouts = Layouts(core)
-    assert layouts.dtypes(["int4"]).values == ("int4",)
+    layouts = _layouts(core, "int4")
+    assert layouts.dtypes().values == ("int4",)
     layouts.check({"kv_cache_dtype": "int4", "eviction": POLICY})
     assert "StreamingLLM" in layouts.evictions().to_json()["values"]
+
+
+def test_a_format_that_model_or_machine_lack_is_shown_and_refused_with_the_reason() -> None:
+    layouts = _layouts(FakeCore(FULL), "auto", "int4", float16="this model runs in bfloat16")
+    assert layouts.dtypes().to_json() == {
+        "values": ["auto", "int4"],
+        "unavailable": {"float16": "this model runs in bfloat16"},
+    }
+    with pytest.raises(InvalidChangeError, match="this model runs in bfloat16"):
+        layouts.check({"kv_cache_dtype": "float16"})
+    # One that is not there at all is left to what reads the change.
+    layouts.check({"kv_cache_dtype": "fp8_e4m3"})

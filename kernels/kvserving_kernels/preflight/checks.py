@@ -13,6 +13,10 @@ from kvserving_kernels.preflight.parallel import check_parallel
 from kvserving_kernels.preflight.plugin import check_plugin
 
 _HEAD_SIZE_MULTIPLE: Final = 32
+_CPU_HEAD_SIZES: Final = {"0.32": (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)}
+"""Head sizes of vLLM's CPU kernels by its minor version; others end it, at the latest when the
+first request comes."""
+
 _BLOCK_MULTIPLES: Final = {"CPU": 32, "NVIDIA": 16}
 
 _FAMILIES: Final = (
@@ -63,6 +67,14 @@ def _kv_dtype(settings: Settings, host: Host, model: ModelConfig | None) -> Find
         return _layout(name, settings, host, model)
     quantized = name in ALIASES or name == KVCacheDType.FP8_E4M3
     size = model.head_size if model else None
+    known_sizes = _CPU_HEAD_SIZES.get(".".join(host.engine_version.split(".")[:2]))
+    plain = model is not None and model.is_plain
+    if host.accelerator == "CPU" and plain and known_sizes and size not in known_sizes:
+        message = (
+            f"{name} on CPU: expected a head size of {', '.join(map(str, known_sizes))}, "
+            f"and the model's is {size}"
+        )
+        return Finding(flag, Reason.KV_DTYPE_UNSUPPORTED, message)
     if host.accelerator == "CPU" and quantized and size and size % _HEAD_SIZE_MULTIPLE:
         message = (
             f"{name} on CPU needs a head size divisible by {_HEAD_SIZE_MULTIPLE}, "

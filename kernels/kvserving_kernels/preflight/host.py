@@ -1,8 +1,10 @@
 """Where the engine will run, as far as the checks depend on it."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 GPUS_VARIABLE: Final = "KVSERVING_GPUS"
@@ -21,11 +23,13 @@ class Host:
     engine_version: str
     cpu_features: frozenset[str] | None
     environment: Mapping[str, str]
+    memory_nodes: int | None = None
+    """Memory nodes (NUMA) that a process here may use, None where it is not known."""
 
     @classmethod
     def here(cls, accelerator: str, version: str, features: frozenset[str] | None) -> "Host":
         """Host of this process."""
-        return cls(accelerator, version, features, dict(os.environ))
+        return cls(accelerator, version, features, dict(os.environ), _memory_nodes())
 
     @property
     def gpus(self) -> int | None:
@@ -36,3 +40,19 @@ class Host:
     def is_set(self, variable: str) -> bool:
         """Whether a switch of the environment is on, as vLLM reads it."""
         return self.environment.get(variable, "").lower() in ("1", "true")
+
+
+def _memory_nodes() -> int | None:
+    try:
+        return parse_memory_nodes(Path("/proc/self/status").read_text(encoding="utf-8"))
+    except OSError:
+        return None
+
+
+def parse_memory_nodes(status: str) -> int | None:
+    """Number of memory nodes in the text of /proc/self/status."""
+    found = re.search(r"^Mems_allowed_list:\s*([\d,-]+)$", status, re.MULTILINE)
+    if found is None:
+        return None
+    ends = [part.split("-") for part in found[1].split(",")]
+    return sum(int(end[-1]) - int(end[0]) + 1 for end in ends)

@@ -9,14 +9,20 @@ from kvserving_kernels.preflight.model import ModelConfig
 
 _TENSOR: Final = "--tensor-parallel-size"
 _PIPELINE: Final = "--pipeline-parallel-size"
+_SHARED: Final = "VLLM_CPU_SIM_MULTI_NUMA"
+_BINDING: Final = ("VLLM_CPU_OMP_THREADS_BIND", _SHARED)
+"""Variables that say which processors a CPU's workers run on."""
+
 _OFFERED: Final = 16
 """Largest number of parts that a message suggests: one engine is one node."""
 
 
 def check_parallel(settings: Settings, host: Host, model: ModelConfig | None) -> Finding | None:
     """What speaks against the engine's tensor, pipeline and data parallelism."""
-    return _gpus(settings, host) or (
-        None if model is None else _heads(settings, model) or _layers(settings, model)
+    return (
+        _gpus(settings, host)
+        or _memory_nodes(settings, host)
+        or (None if model is None else _heads(settings, model) or _layers(settings, model))
     )
 
 
@@ -34,6 +40,25 @@ def _gpus(settings: Settings, host: Host) -> Finding | None:
     )
     # Data parallelism comes from the user alone; the pod's GPUs follow the others.
     field = "--data-parallel-size" if sizes[2] > 1 else _TENSOR
+    return Finding(field, Reason.PARALLELISM_UNSUPPORTED, message)
+
+
+def _memory_nodes(settings: Settings, host: Host) -> Finding | None:
+    """Workers against a CPU's memory nodes: vLLM gives each its own, unless it is told which."""
+    told = (*_BINDING, "CPU_VISIBLE_MEMORY_NODES")
+    if host.accelerator != "CPU" or host.gpus or host.memory_nodes is None:
+        return None
+    if any(host.environment.get(name, "") not in ("", "0", "auto") for name in told):
+        return None
+    workers = _tensor(settings) * _pipeline(settings)
+    if workers <= host.memory_nodes:
+        return None
+    message = (
+        f"tensor x pipeline parallel: expected at most {host.memory_nodes}, as many as this "
+        f"machine has memory nodes (NUMA), got {workers}; workers share a node with "
+        f"{_SHARED}=1 in the environment"
+    )
+    field = _TENSOR if _tensor(settings) > 1 else _PIPELINE
     return Finding(field, Reason.PARALLELISM_UNSUPPORTED, message)
 
 

@@ -9,19 +9,16 @@ from typing import Any
 
 from kvserving_kernels.errors import UnsupportedEngineError
 from kvserving_kernels.eviction import NO_EVICTION, Eviction, EvictionBounds
-from kvserving_kernels.formats import LAYOUTS, NATIVE, KVCacheDType, this_machine
-from kvserving_kernels.formats import why_not as why_not_native
 from kvserving_kernels.plugin.adapters import base_version
 from kvserving_kernels.plugin.adapters.v0_32 import probing
 from kvserving_kernels.plugin.adapters.v0_32.layouts import Layouts
 from kvserving_kernels.plugin.adapters.v0_32.selection import (
-    accelerator_of,
     effective_dtype,
     own_eviction,
     torch_name,
-    why_not,
 )
 from kvserving_kernels.plugin.adapters.v0_32.switch import cache_of, switch_cache
+from kvserving_kernels.plugin.adapters.v0_32.switchable import switchable_dtypes
 from kvserving_kernels.plugin.changes import Choices, Envelope, IntegerRange, Value
 from kvserving_kernels.plugin.controller import RuntimeController
 from kvserving_kernels.plugin.document import (
@@ -32,7 +29,6 @@ from kvserving_kernels.plugin.document import (
     Startup,
     Versions,
 )
-from kvserving_kernels.plugin.guard import NVIDIA
 
 logger = logging.getLogger("vllm.kvserving")
 
@@ -56,7 +52,7 @@ class Engine:
     def __init__(self, core: Any) -> None:
         self._core = core
         self._counters = Counters()
-        self._layouts = Layouts(core)
+        self._layouts = Layouts(core, switchable_dtypes)
         self._count()
         if not hasattr(core.scheduler, "max_num_active_reqs"):
             raise UnsupportedEngineError(
@@ -159,34 +155,11 @@ class Engine:
         # chunked prefill a prompt longer than the budget would never start.
         if config.scheduler_config.enable_chunked_prefill and slots <= budget:
             envelope["max_scheduled_tokens"] = IntegerRange(slots, budget)
-        dtypes = self._dtypes()
-        if dtypes:
-            envelope["kv_cache_dtype"] = self._layouts.dtypes(dtypes)
+        dtypes = self._layouts.dtypes()
+        if dtypes.values:
+            envelope["kv_cache_dtype"] = dtypes
         envelope["eviction"] = self._layouts.evictions()
         return envelope
-
-    def _dtypes(self) -> tuple[str, ...]:
-        """Formats that this engine can switch to, none where it stores none of ours."""
-        import vllm
-        from vllm.platforms import current_platform
-
-        config = self._core.vllm_config
-        own = [dtype.value for dtype in LAYOUTS if why_not(config, dtype) is None]
-        if not own:
-            return ()
-        accelerator = accelerator_of(current_platform)
-        engine, machine = base_version(vllm.__version__), this_machine()
-        # Whether queries become 8-bit floats is part of a GPU's compiled code.
-        compiled = accelerator == NVIDIA and _is_compiled(config)
-        if compiled and effective_dtype(config) == KVCacheDType.FP8_E4M3:
-            return ()
-        native = [
-            dtype.value
-            for dtype in NATIVE
-            if not (compiled and dtype is KVCacheDType.FP8_E4M3)
-            and why_not_native(dtype, accelerator, engine, machine, self._model_dtype()) is None
-        ]
-        return (*native, *own)
 
 
 def _eviction(kv_cache: Any) -> Eviction:
@@ -203,12 +176,6 @@ def _evicted_blocks() -> int:
     from kvserving_kernels.plugin.adapters.v0_32.streaming import StreamingManager
 
     return StreamingManager.evicted_blocks
-
-
-def _is_compiled(config: Any) -> bool:
-    from vllm.config import CompilationMode
-
-    return bool(config.compilation_config.mode != CompilationMode.NONE)
 
 
 def _capacity(config: Any, kv_cache: Any) -> Capacity:

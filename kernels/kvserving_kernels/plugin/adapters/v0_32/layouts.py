@@ -4,7 +4,7 @@ What is said here is known before it is tried: by the engine's configuration, by
 the attention backends that its layers have had.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,8 +26,10 @@ from kvserving_kernels.plugin.room import Room
 class Layouts:
     """The layouts of an `EngineCore`'s cache."""
 
-    def __init__(self, core: Any) -> None:
+    def __init__(self, core: Any, formats: Callable[[Any], Mapping[str, str | None]]) -> None:
+        """Give layouts; `formats` says of a configuration which formats it allows, and why not."""
         self._core = core
+        self._formats = formats
         self._unfit: dict[str, str | None] = {}
         """Names of backends that cannot evict by the format that they serve; None for others."""
 
@@ -43,17 +45,18 @@ class Layouts:
 
     def check(self, values: Mapping[str, Value]) -> None:
         """Raise InvalidChangeError for settings that no cache of this engine can have."""
-        cache = self.asked(values)
-        reason = self._why_not(cache)
+        name, cache = values.get("kv_cache_dtype"), self.asked(values)
+        reason = self._formats(self._core.vllm_config).get(str(name)) or self._why_not(cache)
         if reason is not None:
-            knob = "kv_cache_dtype" if "kv_cache_dtype" in values else "eviction"
+            knob = "eviction" if name is None else "kv_cache_dtype"
             raise InvalidChangeError(knob, "what this engine can lay out", f"{cache}: {reason}")
 
-    def dtypes(self, names: Sequence[str]) -> Choices:
-        """Formats among these that may be taken alone, with the eviction in force."""
+    def dtypes(self) -> Choices:
+        """Formats that may be taken alone, with the eviction in force."""
         cache = cache_of(self._core.vllm_config)
         reasons = {
-            name: self._why_not(replace(cache, dtype=self._resolved(name))) for name in names
+            name: reason or self._why_not(replace(cache, dtype=self._resolved(name)))
+            for name, reason in self._formats(self._core.vllm_config).items()
         }
         return Choices(
             tuple(name for name, reason in reasons.items() if reason is None), _given(reasons)
