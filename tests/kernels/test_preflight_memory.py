@@ -10,6 +10,8 @@ from kvserving_kernels.eviction import StreamingLLM
 from kvserving_kernels.formats import LAYOUTS, layout_of
 from kvserving_kernels.preflight.finding import Reason
 from kvserving_kernels.preflight.host import Host
+from kvserving_tuner.sizing.memory import Layout, device_bytes
+from kvserving_tuner.sizing.shape import read_shape
 from preflightkit import CPU, GPU, LLAMA, TOKEN_BYTES, found, plugin
 
 FLAG = "--kv-cache-memory-bytes"
@@ -78,6 +80,21 @@ def test_every_format_of_our_own_is_counted_by_its_own_pages(dtype: str, block: 
         arguments = f"m {plugin(kv_cache_dtype=dtype)} --block-size {block} --max-model-len 1000"
         assert found(f"{arguments} {FLAG} {needed}", host) is None
         assert found(f"{arguments} {FLAG} {needed - 1}", host) is not None
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "fp8_e4m3", *sorted(LAYOUTS)])
+@pytest.mark.parametrize("tensor", [1, 2])
+@pytest.mark.parametrize("length", [64, 1000, 4096])
+def test_what_is_demanded_is_what_the_plan_computes_and_one_block(
+    dtype: str, tensor: int, length: int
+) -> None:
+    layout = Layout(dtype, block_size=64, tensor_parallel=tensor)
+    planned = device_bytes(read_shape(LLAMA), layout, length)
+    block = device_bytes(read_shape(LLAMA), layout, 64)
+    setting = f"--kv-cache-dtype {dtype}" if dtype not in LAYOUTS else plugin(kv_cache_dtype=dtype)
+    arguments = f"m {setting} --block-size 64 -tp {tensor} --max-model-len {length} {FLAG}"
+    assert found(f"{arguments} {planned + block}", GPU) is None
+    assert found(f"{arguments} {planned + block - 1}", GPU) is not None
 
 
 def test_memory_for_no_length_at_all_says_so() -> None:
@@ -168,6 +185,8 @@ def test_a_format_and_eviction_count_together() -> None:
         {"num_kv_shared_layers": 2},
         {"layers_block_type": ["mamba", "attention"]},
         {"text_config": {"hidden_size": 1}},
+        # Encoders have no cache.
+        {"architectures": ["BertModel"]},
         # The model says itself how its cache is kept.
         {"quantization_config": {"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8}}},
         {"quantization_config": {"quant_method": "modelopt"}},
@@ -198,6 +217,7 @@ def test_what_the_engine_resolves_itself_is_not_judged(arguments: str) -> None:
         ({"layer_types": ["full_attention"] * 4}, 4),
         ({"sliding_window": None}, 4),
         ({"sliding_window": 4096, "use_sliding_window": False}, 4),
+        ({"sliding_window": 4096, "model_type": "qwen2"}, 4),
         ({"torch_dtype": "float32"}, 4),
         ({"torch_dtype": None, "dtype": "bfloat16"}, 4),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, 4),
@@ -220,7 +240,10 @@ def test_layers_that_surely_keep_every_token_are_counted(
 
 
 def test_a_multimodal_models_language_part_is_counted() -> None:
-    nested = {"architectures": ["X"], "text_config": {**LLAMA, "architectures": None}}
+    nested = {
+        "architectures": ["XForConditionalGeneration"],
+        "text_config": {**LLAMA, "architectures": None},
+    }
     needed = (32 + 1) * 128 * TOKEN_BYTES
     assert found(f"m {FLAG} {needed}", CPU, nested) is None
     assert found(f"m {FLAG} {needed - 1}", CPU, nested) is not None

@@ -52,6 +52,11 @@ def test_settings_that_the_plugin_does_not_take_are_refused(
     [
         ("", {"kv_lora_rank": 512, "model_type": "deepseek_v3"}, "MLA"),
         ("", {"sliding_window": 512}, "sliding-window"),
+        (
+            "",
+            {"sliding_window": 512, "use_sliding_window": True, "model_type": "qwen2"},
+            "sliding-window",
+        ),
         ('--speculative-config={"method":"ngram"}', {}, "speculative"),
         ("--spec-method=ngram", {}, "speculative"),
         ("--kv-transfer-config={}", {}, "KV connectors"),

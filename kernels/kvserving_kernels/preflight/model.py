@@ -43,6 +43,9 @@ _KV_FORMATS: Final = ("kv_cache_scheme", "kv_cache_quant_algo")
 QUANTIZATION_FILE: Final = "hf_quant_config.json"
 """What quantized models of NVIDIA's tool have beside their config.json."""
 
+_GENERATING: Final = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+"""How the names of architectures that generate text end."""
+
 _FULL: Final = "full_attention"
 _LATENT: Final = (
     "deepseek_v2",
@@ -174,7 +177,7 @@ def parse_config(document: Mapping[str, Any]) -> ModelConfig:
         attention_heads=heads,
         kv_heads=None if compressed else kv_heads,
         layers=layers,
-        full_layers=_full_layers(text, layers, window),
+        full_layers=_full_layers(text, layers, window) if _generates(document) else None,
         default_length=None if extended else longest,
         is_latent=compressed and text.get("model_type") in _LATENT,
         has_window=window,
@@ -182,6 +185,12 @@ def parse_config(document: Mapping[str, Any]) -> ModelConfig:
         names_kv_format=any(quantization.get(key) for key in _KV_FORMATS)
         or "modelopt" in str(method),
     )
+
+
+def _generates(document: Mapping[str, Any]) -> bool:
+    """Whether the model surely has a KV cache: encoders have none."""
+    named = document.get("architectures")
+    return isinstance(named, list) and any(str(name).endswith(_GENERATING) for name in named)
 
 
 def _full_layers(text: Mapping[str, Any], layers: int | None, window: bool) -> int | None:
@@ -195,7 +204,10 @@ def _full_layers(text: Mapping[str, Any], layers: int | None, window: bool) -> i
 
 
 def _has_window(text: Mapping[str, Any]) -> bool:
-    return bool(text.get("sliding_window")) and text.get("use_sliding_window") is not False
+    # Qwen's models name a window that they do not use unless they say so.
+    unsaid = not str(text.get("model_type")).startswith("qwen")
+    used = text.get("use_sliding_window")
+    return bool(text.get("sliding_window")) and (unsaid if used is None else used is True)
 
 
 def _positions(text: Mapping[str, Any]) -> int | None:
