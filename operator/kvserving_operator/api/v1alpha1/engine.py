@@ -202,7 +202,8 @@ class EngineSpec(ApiModel):
         ]
         | None
     ) = None
-    """Memory of the KV cache in one pod, as a quantity in bytes (`512Mi`); required on CPU."""
+    """Memory of the KV cache of each worker (tensor x pipeline in a pod), as a quantity in bytes
+    (`512Mi`), with room for one request of maxModelLen and one block more; required on CPU."""
     block_size: Literal[8, 16, 32, 64, 128, 256] | None = None
     """Tokens in one cache block; the default is the engine's own for the accelerator."""
     parallelism: Parallelism = Field(default_factory=Parallelism, json_schema_extra={"default": {}})
