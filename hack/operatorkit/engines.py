@@ -18,6 +18,8 @@ class Engines:
         self.dtypes: dict[str, str] = {}
         self.model_dtype = "bfloat16"
         self.offers: tuple[str, ...] = ("auto", "bfloat16", "int8", "int4", "int2")
+        self.unavailable: dict[str, str] = {}
+        """Formats, or policies of eviction, that engines say they cannot have, with the reason."""
         self.evictions: dict[str, dict[str, Any]] = {}
         self.failing: dict[str, str] = {}
         """What engines that cannot switch say, by address."""
@@ -75,6 +77,11 @@ class Engines:
             if host in self.refusing:
                 fault = {"field": "max_active_seqs", "expected": "1 to 16", "got": "99"}
                 return httpx.Response(422, json={"error": {**fault, "message": "out of bounds"}})
+            policy = body.get("eviction", {}).get("policy")
+            for name in {body.get("kv_cache_dtype"), policy} & self.unavailable.keys():
+                fault = {"field": "kv_cache_dtype", "expected": "what fits", "got": name}
+                message = f"{name}: {self.unavailable[name]}"
+                return httpx.Response(422, json={"error": {**fault, "message": message}})
             if "kv_cache_dtype" in body and host in self.dying:
                 raise httpx.RemoteProtocolError("server disconnected", request=request)
             if "kv_cache_dtype" in body and host in self.failing:
@@ -116,7 +123,17 @@ class Engines:
             "sink_tokens": {"minimum": 0, "maximum": 1024, "default": 4},
             "window_tokens": {"minimum": 128, "maximum": 1024},
         }
+        for field in ("kv_cache_dtype", "eviction"):
+            self._without_unavailable(document["envelope"].get(field, {"values": []}))
         return document
+
+    def _without_unavailable(self, offer: dict[str, Any]) -> None:
+        reasons = {
+            name: self.unavailable[name] for name in offer["values"] if name in self.unavailable
+        }
+        if reasons:
+            offer["values"] = [name for name in offer["values"] if name not in reasons]
+            offer["unavailable"] = reasons
 
 
 def exposition(running: int, preemptions: int, finished: int = 9) -> str:

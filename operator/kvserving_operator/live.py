@@ -94,10 +94,38 @@ def offered(settings: KVSettings, offers: Mapping[str, Any]) -> bool:
     )
 
 
+def answered(settings: KVSettings, offers: Mapping[str, Any]) -> bool:
+    """Whether an engine takes the settings live or says why it can have them in no way.
+
+    Another engine with the same start-up settings could not have them either, so that nothing is
+    won by replacing pods: the engine is asked, and its refusal is what the user is told.
+    """
+    evicts_nothing = settings.eviction == NO_EVICTION and "eviction" not in offers
+    return _answers(offers, "kv_cache_dtype", settings.kv_cache_dtype) and (
+        evicts_nothing or _answers_eviction(offers, settings.eviction)
+    )
+
+
 def _takes(offers: Mapping[str, Any], field: str, value: object) -> bool:
     offer = offers.get(field)
     values = offer.get("values") if isinstance(offer, Mapping) else None
     return isinstance(values, list | tuple) and value in values
+
+
+def _refuses(offers: Mapping[str, Any], field: str, value: object) -> bool:
+    """Whether an engine says why it does not take a value."""
+    offer = offers.get(field)
+    reasons = offer.get("unavailable") if isinstance(offer, Mapping) else None
+    return isinstance(reasons, Mapping) and value in reasons
+
+
+def _answers(offers: Mapping[str, Any], field: str, value: object) -> bool:
+    return _takes(offers, field, value) or _refuses(offers, field, value)
+
+
+def _answers_eviction(offers: Mapping[str, Any], eviction: Mapping[str, Any]) -> bool:
+    policy = eviction["policy"]
+    return _takes_eviction(offers, eviction) or _refuses(offers, "eviction", policy)
 
 
 def _takes_eviction(offers: Mapping[str, Any], eviction: Mapping[str, Any]) -> bool:
@@ -115,16 +143,16 @@ def _takes_eviction(offers: Mapping[str, Any], eviction: Mapping[str, Any]) -> b
 
 
 def differences(settings: KVSettings, state: RuntimeState) -> dict[str, Any]:
-    """What has to be sent to an engine, by field; nothing for what it does not take live."""
+    """What has to be sent to an engine, by field; nothing for what it has no answer to."""
     changes: dict[str, Any] = {}
     offers = offers_of(state)
     dtype = settings.kv_cache_dtype
     resolved = state.startup.get("dtype") if dtype == AUTO else dtype
-    if _takes(offers, "kv_cache_dtype", dtype) and state.effective.kv_cache_dtype != resolved:
+    if _answers(offers, "kv_cache_dtype", dtype) and state.effective.kv_cache_dtype != resolved:
         changes["kv_cache_dtype"] = dtype
     effective = state.effective.eviction.model_dump()
     differs = any(effective.get(name) != value for name, value in settings.eviction.items())
-    if differs and _takes_eviction(offers, settings.eviction):
+    if differs and _answers_eviction(offers, settings.eviction):
         changes["eviction"] = dict(settings.eviction)
     return changes
 

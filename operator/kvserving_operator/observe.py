@@ -8,6 +8,7 @@ from datetime import datetime
 from enum import Enum, auto
 from typing import Any
 
+from kvserving_operator.api.v1alpha1.engine_args import owner_of
 from kvserving_operator.kinds import Object
 from kvserving_operator.render.names import (
     ENGINE_CONTAINER,
@@ -221,6 +222,17 @@ def deployment_view(deployment: Object) -> DeploymentView:
     )
 
 
+_CHECKED_FIELDS = {
+    "model": "spec.model.uri",
+    "accelerator": "spec.engine.accelerator",
+    "engine": "spec.engine.image",
+    "kvserving.eviction": "spec.kvCache.eviction",
+    "kvserving.kv_cache_dtype": "spec.kvCache.dtype",
+    "VLLM_": "spec.podTemplate.env",
+}
+"""What a check names (`kvserving_kernels.preflight`), by how it begins; flags have their owners."""
+
+
 def is_check(pod: Object) -> bool:
     """Whether a pod of a KVServing is a check pod, not an engine."""
     return any(c.get("name") == PREFLIGHT_CONTAINER for c in pod["spec"]["containers"])
@@ -236,8 +248,23 @@ def refusal(message: str) -> str | None:
         if isinstance(document, dict) and document.get("ok") is False:
             text = str(document.get("message") or document.get("reason") or "refused")
             field = str(document.get("field") or "")
-            return text if not field or field in text else f"{field}: {text}"
+            sentence = text if not field or field in text else f"{field}: {text}"
+            asked = spec_field(field)
+            return f"{asked}: {sentence}" if asked else sentence
     return None
+
+
+def spec_field(field: str) -> str | None:
+    """Field of a KVServing's spec by which a user sets what a check names; None for none."""
+    for start, asked in _CHECKED_FIELDS.items():
+        if field.startswith(start):
+            return asked
+    if not field.startswith("--"):
+        return None
+    owner = owner_of(field)
+    if owner is None:
+        return "spec.engine.extraArgs"
+    return owner if owner.startswith("spec.") else None
 
 
 def last_words(message: str) -> str:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from kvserving_operator.api.v1alpha1 import KVServingSpec
 from kvserving_operator.hashing import content_hash
-from kvserving_operator.live import KVSettings, asked, offered, offers_of
+from kvserving_operator.live import KVSettings, answered, asked, offers_of
 from kvserving_operator.observe import PodView
 from kvserving_operator.render.children import Inputs
 from kvserving_operator.render.engine import Engine, resolve
@@ -77,7 +77,7 @@ class Revision(_Frozen):
             return True
         if self.base_hash != base_hash(spec):
             return False
-        return proven if self.offers is None else offered(asked(spec), self.offers)
+        return proven if self.offers is None else answered(asked(spec), self.offers)
 
     def heard(self, pods: Iterable[PodView], runtime: Mapping[str, RuntimeState]) -> Self:
         """Give it with what one of its engines has said that it takes live."""

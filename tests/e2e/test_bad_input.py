@@ -52,8 +52,22 @@ def test_kubectl_apply_refuses_and_names_the_field(
         ({"kvCache": {"dtype": "nuq4"}}, ["nuq4", "Supported"]),
         ({"model": {"uri": "pvc://models/no-such-model"}}, ["/models/no-such-model"]),
         ({"engine": {"extraArgs": ["--enforce-eager", "--no-such-flag"]}}, ["--no-such-flag"]),
+        (
+            {"engine": {"kvCacheMemory": "1Mi"}},
+            ["spec.engine.kvCacheMemory", "too small for one request", "--max-model-len"],
+        ),
+        (
+            {"engine": {"parallelism": {"tensor": 3}}},
+            ["spec.engine.parallelism.tensor", "--tensor-parallel-size"],
+        ),
     ],
-    ids=["dtype-of-another-platform", "missing-model-folder", "rejected-flag"],
+    ids=[
+        "dtype-of-another-platform",
+        "missing-model-folder",
+        "rejected-flag",
+        "memory-for-no-request",
+        "heads-that-cannot-be-divided",
+    ],
 )
 def test_what_the_engine_would_refuse_is_said_and_the_pods_go_on(
     kube: Kube, serving: str, spec: dict[str, Any], words: list[str]

@@ -50,6 +50,13 @@ def test_a_known_setting_outside_the_envelope_is_called_restart_class() -> None:
         parse_change({"kv_cache_dtype": "fp8_e4m3", "change_id": "a"}, ENVELOPE)
 
 
+def test_a_name_that_is_unavailable_alone_is_shown_with_its_reason_and_left_to_the_engine() -> None:
+    choices = Choices(("int4",), {"auto": "too large"})
+    assert choices.to_json() == {"values": ["int4"], "unavailable": {"auto": "too large"}}
+    document = {"kv_cache_dtype": "auto", "change_id": "a"}
+    assert parse_change(document, {"kv_cache_dtype": choices}).values["kv_cache_dtype"] == "auto"
+
+
 def test_a_name_is_taken_from_the_choices_alone() -> None:
     envelope = {"kv_cache_dtype": Choices(("auto", "int4"))}
     change = parse_change({"kv_cache_dtype": "int4", "change_id": "a"}, envelope)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvserving_kernels.errors import InvalidChangeError
 from kvserving_kernels.eviction import NO_EVICTION, EvictionBounds, StreamingLLM
 from kvserving_kernels.plugin.changes import Choices, IntegerRange, Value
 from kvserving_kernels.plugin.controller import REMEMBERED_CHANGES, RuntimeController
@@ -33,11 +34,17 @@ class FakeEngine:
         self.laid_out: list[dict[str, Value]] = []
         self.writes: list[tuple[str, Value]] = []
         self.fails: str | None = None
+        self.impossible: Mapping[str, Value] | None = None
 
     def get(self, knob: str) -> Value:
         """Value in force."""
         value: Value = self.values[knob]
         return value
+
+    def check(self, values: Mapping[str, Value]) -> None:
+        """Refuse what cannot be together."""
+        if values == self.impossible:
+            raise InvalidChangeError("kv_cache_dtype", "what fits", "int4: too large")
 
     def set(self, knob: str, value: Value) -> None:
         """Set a knob, or fail halfway."""
@@ -267,3 +274,20 @@ def test_a_wrong_eviction_names_its_parameter(controller: RuntimeController) -> 
         "got": "64",
         "message": "eviction.window_tokens: expected an integer from 128 to 1024, got 64",
     }
+
+
+def test_what_cannot_be_is_refused_before_anything_is_touched(
+    engine: FakeEngine, controller: RuntimeController
+) -> None:
+    engine.impossible = {"kv_cache_dtype": "int4"}
+    answer = controller.apply(_change(kv_cache_dtype="int4"))
+    assert answer["outcome"] == "Invalid"
+    assert answer["error"]["field"] == "kv_cache_dtype"
+    assert engine.writes == []
+    # Its name was not used up, and with the other setting it is another change.
+    together = controller.apply(_change(kv_cache_dtype="int4", eviction={"policy": "None"}))
+    assert together["outcome"] == "Applied"
+    # A change that was carried out is not judged anew.
+    engine.impossible = engine.laid_out[-1]
+    again = controller.apply(_change(kv_cache_dtype="int4", eviction={"policy": "None"}))
+    assert again["outcome"] == "Repeated"

@@ -1,35 +1,21 @@
 """Preflight: what speaks against a start is named by flag, on one line, before vLLM is loaded."""
 
 import json
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvserving_kernels.preflight import __main__ as preflight
 from kvserving_kernels.preflight.arguments import read_settings, strip_command
-from kvserving_kernels.preflight.checks import Host, check
-from kvserving_kernels.preflight.engine import parser_finding, refusal
+from kvserving_kernels.preflight.engine import (
+    accelerator_finding,
+    environment_finding,
+    parser_finding,
+    refusal,
+)
 from kvserving_kernels.preflight.finding import Finding, Reason
-from kvserving_kernels.preflight.model import ModelConfig, parse_config, read_model
-
-LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "torch_dtype": "bfloat16",
-    "max_position_embeddings": 4096,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "hidden_size": 256,
-    "head_dim": 32,
-}
-CPU = Host("CPU", "0.32.0", frozenset({"avx2"}), {})
-GPU = Host("NVIDIA", "0.32.0", None, {})
-
-
-def _check(arguments: str, host: Host = CPU, config: Mapping[str, Any] = LLAMA) -> Finding | None:
-    return check(read_settings(arguments.split()), host, parse_config(config))
+from kvserving_kernels.preflight.host import Host
+from preflightkit import CPU, GPU, LLAMA, found
 
 
 @pytest.mark.parametrize(
@@ -86,20 +72,23 @@ def test_a_whole_command_line_may_be_given(prefix: str) -> None:
         ("m --block-size 16", CPU, "--block-size", Reason.BLOCK_SIZE_UNSUPPORTED),
         ("m --block-size 0", CPU, "--block-size", Reason.BLOCK_SIZE_UNSUPPORTED),
         ("m --max-model-len 4097", GPU, "--max-model-len", Reason.MODEL_LENGTH_TOO_LONG),
+        ("m --block-size 8", GPU, "--block-size", Reason.BLOCK_SIZE_UNSUPPORTED),
         (
-            "m --max-model-len 1024 --kv-cache-memory-bytes 1048575",
-            CPU,
-            "--kv-cache-memory-bytes",
-            Reason.KV_MEMORY_TOO_SMALL,
+            "m --no-enable-chunked-prefill --max-num-batched-tokens 4095",
+            GPU,
+            "--max-num-batched-tokens",
+            Reason.BATCHED_TOKENS_TOO_FEW,
         ),
+        ("m --headless", CPU, "--api-server-count", Reason.INVALID_FLAG),
+        ("m --api-server-count=0", CPU, "--api-server-count", Reason.INVALID_FLAG),
     ],
 )
 def test_what_speaks_against_a_start_is_named(
     arguments: str, host: Host, field: str, reason: Reason
 ) -> None:
-    found = _check(arguments, host)
-    assert found is not None
-    assert (found.field, found.reason) == (field, reason)
+    finding = found(arguments, host)
+    assert finding is not None
+    assert (finding.field, finding.reason) == (field, reason)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +105,9 @@ def test_what_speaks_against_a_start_is_named(
         ("m --max-num-seqs 32 --max-num-batched-tokens 32", CPU),
         ("m --max-model-len 4096", CPU),
         ("m --max-model-len 8k --kv-cache-memory-bytes 1G", CPU),
-        ("m --max-model-len 1024 --kv-cache-memory-bytes 1048576", CPU),
-        ("m --max-model-len 1024 --kv-cache-memory-bytes 9999 --tensor-parallel-size 2", CPU),
+        ("m --no-enable-chunked-prefill --max-num-batched-tokens 4096", GPU),
+        ("m --max-num-batched-tokens 4095", GPU),
+        ("m --api-server-count=2", CPU),
         (
             "m --max-model-len 4097",
             Host("CPU", "0.32.0", None, {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}),
@@ -125,80 +115,36 @@ def test_what_speaks_against_a_start_is_named(
     ],
 )
 def test_arguments_that_work_are_not_refused(arguments: str, host: Host) -> None:
-    assert _check(arguments, host) is None
+    assert found(arguments, host) is None
+
+
+@pytest.mark.parametrize(
+    ("head_size", "host", "refused"),
+    [
+        (64, CPU, False),
+        (48, CPU, True),
+        (33, CPU, True),
+        (48, GPU, False),
+        # Which sizes another version has is not known.
+        (48, Host("CPU", "0.33.1", frozenset({"avx2"}), {}), False),
+    ],
+)
+def test_a_head_size_that_a_cpus_kernels_lack_is_refused(
+    head_size: int, host: Host, refused: bool
+) -> None:
+    finding = found("m", host, {**LLAMA, "head_dim": head_size})
+    assert (finding is not None) is refused
+    if finding is not None:
+        assert finding.reason is Reason.KV_DTYPE_UNSUPPORTED
+        assert f"the model's is {head_size}" in finding.message
 
 
 def test_fp8_on_a_capable_cpu_still_needs_a_fitting_head_size() -> None:
     host = Host("CPU", "0.32.0", frozenset({"amx_tile"}), {})
-    assert _check("m --kv-cache-dtype fp8_e4m3", host) is None
-    found = _check("m --kv-cache-dtype fp8_e4m3", host, {**LLAMA, "head_dim": 80})
-    assert found is not None
-    assert "head size divisible by 32, and the model's is 80" in found.message
-
-
-@pytest.mark.parametrize(
-    "extra",
-    [
-        {"sliding_window": 512},
-        {"layer_types": ["full_attention"]},
-        {"kv_lora_rank": 64},
-        {"text_config": {"hidden_size": 1}},
-    ],
-)
-def test_kv_memory_is_not_judged_where_layers_differ_in_kind(extra: dict[str, Any]) -> None:
-    assert _check("m --kv-cache-memory-bytes 1 --max-model-len 64", CPU, {**LLAMA, **extra}) is None
-
-
-@pytest.mark.parametrize(
-    ("bytes_", "step", "refused"),
-    [
-        # The sinks' block and five more: 256 tokens of window, 256 of one step.
-        (6 * 128 * 1024, "--max-num-batched-tokens 256", False),
-        (6 * 128 * 1024 - 1, "--max-num-batched-tokens 256", True),
-        # How much is under way at once is vLLM's choice then.
-        (1, "", False),
-    ],
-)
-def test_with_eviction_a_request_needs_its_peak_and_not_its_length(
-    bytes_: int, step: str, refused: bool
-) -> None:
-    eviction = {"policy": "StreamingLLM", "window_tokens": 256}
-    config = json.dumps({"kvserving": {"eviction": eviction}}, separators=(",", ":"))
-    arguments = f"m --max-model-len 1024 --kv-cache-memory-bytes {bytes_} {step}"
-    found = _check(f"{arguments} --additional-config={config}", CPU)
-    assert (found is not None) is refused
-
-
-def test_scaled_positions_are_left_to_vllm() -> None:
-    scaled = {**LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
-    assert _check("m --max-model-len 16384", CPU, scaled) is None
-
-
-def test_a_model_folder_is_read(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    config = read_model(str(tmp_path))
-    assert config == ModelConfig("bfloat16", 4096, 32, 2 * 4 * 2 * 32)
-
-
-@pytest.mark.parametrize(
-    ("content", "reason", "text"),
-    [
-        (None, Reason.MODEL_NOT_FOUND, "has no config.json; it holds weights.bin"),
-        ("{", Reason.MODEL_CONFIG_UNREADABLE, "cannot be read"),
-        ("[]", Reason.MODEL_CONFIG_UNREADABLE, "architectures or model_type"),
-        ("{}", Reason.MODEL_CONFIG_UNREADABLE, "architectures or model_type"),
-    ],
-)
-def test_a_model_folder_that_cannot_be_used_says_why(
-    tmp_path: Path, content: str | None, reason: Reason, text: str
-) -> None:
-    (tmp_path / "weights.bin").touch()
-    if content is not None:
-        (tmp_path / "config.json").write_text(content)
-    found = read_model(str(tmp_path))
-    assert isinstance(found, Finding)
-    assert (found.field, found.reason) == ("model", reason)
-    assert text in found.message
+    assert found("m --kv-cache-dtype fp8_e4m3", host) is None
+    finding = found("m --kv-cache-dtype fp8_e4m3", host, {**LLAMA, "head_dim": 80})
+    assert finding is not None
+    assert "head size divisible by 32, and the model's is 80" in finding.message
 
 
 @pytest.mark.parametrize(
@@ -233,9 +179,38 @@ def test_a_model_folder_that_cannot_be_used_says_why(
 def test_the_parsers_words_become_a_finding(
     message: str, field: str, reason: Reason, text: str
 ) -> None:
-    found = parser_finding(message, ["--max-num-seqs", "--model"])
-    assert (found.field, found.reason) == (field, reason)
-    assert text in found.message
+    finding = parser_finding(message, ["--max-num-seqs", "--model"])
+    assert (finding.field, finding.reason) == (field, reason)
+    assert text in finding.message
+
+
+def _number() -> int:
+    return int("4.0")
+
+
+def test_a_variable_that_vllm_cannot_read_is_named_with_its_value() -> None:
+    readers = {"VLLM_A": lambda: 1, "VLLM_B": _number, "VLLM_C": _number}
+    finding = environment_finding(readers, {"VLLM_A": "1", "VLLM_C": "4.0", "HOME": "/"})
+    assert finding is not None
+    assert (finding.field, finding.reason) == ("VLLM_C", Reason.ENVIRONMENT_INVALID)
+    assert "VLLM_C='4.0'" in finding.message
+    # Those that are not set are vLLM's own defaults.
+    assert environment_finding(readers, {"VLLM_A": "1"}) is None
+
+
+@pytest.mark.parametrize(
+    ("has_device", "gpus", "refused"),
+    [
+        (False, "0", True),
+        (False, "1", False),
+        # A device that nobody asked for is one all the same.
+        (True, "0", False),
+        (False, "", False),
+    ],
+)
+def test_an_engine_for_gpus_needs_one(has_device: bool, gpus: str, refused: bool) -> None:
+    host = Host("NVIDIA", "0.32.0", None, {"KVSERVING_GPUS": gpus})
+    assert (accelerator_finding(has_device, host) is not None) is refused
 
 
 class PydanticError(Exception):
@@ -247,8 +222,8 @@ class PydanticError(Exception):
 
 
 def test_vllms_refusal_is_put_on_one_line_and_tied_to_its_flag() -> None:
-    found = refusal(PydanticError(), ["--max-model-len"])
-    assert found == Finding(
+    finding = refusal(PydanticError(), ["--max-model-len"])
+    assert finding == Finding(
         "--max-model-len", Reason.ENGINE_REFUSED, "max_model_len (9) is greater than the limit"
     )
 
@@ -256,6 +231,10 @@ def test_vllms_refusal_is_put_on_one_line_and_tied_to_its_flag() -> None:
 def test_an_architecture_that_vllm_lacks_is_the_models_fault() -> None:
     error = ValueError("Model architectures ['Foo'] are not supported for now.")
     assert refusal(error, []).reason is Reason.ARCHITECTURE_UNSUPPORTED
+
+
+def _unreachable(*_: object) -> str:
+    raise ConnectionError("no network")
 
 
 class Output:
@@ -271,6 +250,7 @@ class Output:
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(preflight, "_engine", lambda: ("CPU", "0.32.0"))
     monkeypatch.setattr(preflight, "this_machine", lambda: frozenset({"avx2"}))
+    monkeypatch.setattr(preflight, "download", _unreachable)
 
     def _run(*arguments: str) -> Output:
         status = preflight.main(["--", *arguments])
@@ -293,7 +273,7 @@ def test_a_refusal_is_one_line_and_status_2(run: Any) -> None:
 def test_a_check_that_breaks_is_status_3_and_neither_yes_nor_no(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(arguments: object) -> None:
+    def broken(arguments: object, host: object) -> None:
         raise MemoryError("no room")
 
     monkeypatch.setattr(preflight, "check_with_vllm", broken)
@@ -305,7 +285,7 @@ def test_a_check_that_breaks_is_status_3_and_neither_yes_nor_no(
 def test_whatever_else_is_printed_does_not_reach_standard_output(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def noisy(arguments: object) -> tuple[str, ...]:
+    def noisy(arguments: object, host: object) -> tuple[str, ...]:
         import os
 
         os.write(1, b"a library's banner\n")
@@ -318,3 +298,16 @@ def test_whatever_else_is_printed_does_not_reach_standard_output(
         "ok": True,
         "unchecked": ["configuration: this pod has no accelerator"],
     }
+
+
+@pytest.mark.parametrize(("elsewhere", "status"), [("", 2), ("True", 0)])
+def test_a_model_of_another_hub_is_not_looked_for_on_the_first(
+    run: Any, monkeypatch: pytest.MonkeyPatch, elsewhere: str, status: int
+) -> None:
+    def unknown(*_: object) -> str:
+        raise type("RepositoryNotFoundError", (Exception,), {})("404")
+
+    monkeypatch.setattr(preflight, "download", unknown)
+    monkeypatch.setattr(preflight, "check_with_vllm", lambda *_: ())
+    monkeypatch.setenv("VLLM_USE_MODELSCOPE", elsewhere)
+    assert run("org/model").status == status

@@ -182,6 +182,36 @@ async def test_a_lost_answer_is_no_refusal(world: World) -> None:
     assert "int4" == world.status["effective"]["kvCacheDtype"]
 
 
+@pytest.mark.parametrize(
+    ("name", "kv_cache"),
+    [
+        ("int4", INT4),
+        ("StreamingLLM", {"eviction": {"policy": "StreamingLLM", "windowTokens": 512}}),
+    ],
+)
+async def test_what_engines_say_they_cannot_have_rolls_no_pod_and_is_told_with_the_reason(
+    world: World, name: str, kv_cache: dict[str, Any]
+) -> None:
+    # Another engine started with it would end at once.
+    world.engines.unavailable[name] = "no room for one request"
+    world.put(replicas=2)
+    await world.settle()
+    pods, before = set(world.engine_pods()), revision(world)
+    world.put(replicas=2, kvCache=kv_cache)
+    await world.settle(12)
+    assert (pods, before) == (set(world.engine_pods()), revision(world))
+    assert {} == world.checks()
+    degraded = world.condition("Degraded")
+    assert ("True", "SettingsRefused") == (degraded["status"], degraded["reason"])
+    assert f"{name}: no room for one request" in degraded["message"]
+    assert "True" == world.condition("Ready")["status"]
+    # One engine is asked, once.
+    patches = [
+        body for _, body in world.engines.patches if body.keys() & {"kv_cache_dtype", "eviction"}
+    ]
+    assert 1 == len(patches)
+
+
 async def test_what_an_engine_does_not_take_live_rolls_pods(world: World) -> None:
     world.engines.offers = ()
     world.put()

@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 
-from kvserving_operator.observe import CheckState, check_view, last_words, pod_view, refusal
+from kvserving_operator.observe import (
+    CheckState,
+    check_view,
+    last_words,
+    pod_view,
+    refusal,
+    spec_field,
+)
 
 VLLM_CRASH = """\
 (EngineCore pid=40) ERROR 11-29 20:00:00 [core.py:800] EngineCore failed to start.
@@ -38,11 +45,36 @@ def test_the_cause_of_a_crash_is_found() -> None:
 
 def test_a_refusal_is_told_from_a_crash() -> None:
     line = '{"ok":false,"field":"--kv-cache-dtype","reason":"x","message":"int4 is not supported"}'
-    assert "--kv-cache-dtype: int4 is not supported" == refusal(f"INFO some log\n{line}\n")
-    assert "--x is unknown" == refusal('{"ok":false,"field":"--x","message":"--x is unknown"}')
+    assert "spec.kvCache.dtype: --kv-cache-dtype: int4 is not supported" == refusal(
+        f"INFO some log\n{line}\n"
+    )
+    assert "spec.engine.extraArgs: --x is unknown" == refusal(
+        '{"ok":false,"field":"--x","message":"--x is unknown"}'
+    )
     assert refusal("Traceback\nImportError: no module\n") is None
     assert refusal('{"ok":true}') is None
     assert refusal("[1, 2]") is None
+
+
+@pytest.mark.parametrize(
+    ("field", "asked"),
+    [
+        ("--kv-cache-memory-bytes", "spec.engine.kvCacheMemory"),
+        ("--max-model-len", "spec.engine.maxModelLen"),
+        ("--enforce-eager", "spec.engine.extraArgs"),
+        ("--port", None),
+        ("model", "spec.model.uri"),
+        ("accelerator", "spec.engine.accelerator"),
+        ("kvserving.eviction.window_tokens", "spec.kvCache.eviction"),
+        ("kvserving.kv_cache_dtype", "spec.kvCache.dtype"),
+        ("VLLM_CPU_KVCACHE_SPACE", "spec.podTemplate.env"),
+        ("", None),
+    ],
+)
+def test_what_a_check_names_is_said_as_the_field_that_a_user_sets(
+    field: str, asked: str | None
+) -> None:
+    assert spec_field(field) == asked
 
 
 def test_a_fresh_pod_has_no_surprises() -> None:

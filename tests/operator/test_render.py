@@ -326,12 +326,33 @@ def test_a_check_pod_is_the_engine_without_device_token_and_weights() -> None:
     assert engine["args"] == check["args"]
     assert ["python3", "-m", "kvserving_kernels.preflight", "--"] == check["command"]
     assert "nvidia.com/gpu" not in json.dumps(pod)
+    assert {"name": "KVSERVING_GPUS", "value": "2"} in check["env"]
     assert "KVSERVING_TOKEN" not in json.dumps(pod)
     assert "Never" == pod["spec"]["restartPolicy"]
     assert {"gpu": "h200"} == pod["spec"]["nodeSelector"]
     assert "readinessGates" not in pod["spec"]
     # No selector of an engine may ever match it.
     assert not REF.selector.items() <= pod["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize(
+    ("engine", "limits", "said"),
+    [
+        ({"accelerator": "NVIDIA"}, {}, "1"),
+        ({"accelerator": "NVIDIA"}, {"nvidia.com/gpu": 4}, "4"),
+        # Parts of GPUs, or GPUs without a limit: how many there are is not known.
+        ({"accelerator": "NVIDIA"}, {"nvidia.com/gpu": 0, "nvidia.com/mig-1g.10gb": 1}, None),
+        ({"accelerator": "NVIDIA"}, {"nvidia.com/gpu": 0}, None),
+        (engine_spec(), {}, "0"),
+    ],
+)
+def test_a_check_is_told_how_many_gpus_the_engine_will_have(
+    engine: dict[str, Any], limits: dict[str, Any], said: str | None
+) -> None:
+    template = template_of(engine=engine, podTemplate={"resources": {"limits": limits}})
+    check = preflight_pod(REF, template, "2Gi", 180)["spec"]["containers"][0]
+    found = [entry["value"] for entry in check["env"] if entry["name"] == "KVSERVING_GPUS"]
+    assert found == ([] if said is None else [said])
 
 
 def test_a_check_pod_writes_into_no_claim() -> None:

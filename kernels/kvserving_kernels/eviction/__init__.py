@@ -2,6 +2,8 @@
 
 from kvserving_kernels.eviction.setting import (
     ANY_ENGINE,
+    BACKENDS,
+    MAXIMUM_WINDOW_TOKENS,
     NO_EVICTION,
     Eviction,
     EvictionBounds,
@@ -12,6 +14,8 @@ from kvserving_kernels.eviction.streaming_llm import StreamingLLM
 
 __all__ = [
     "ANY_ENGINE",
+    "BACKENDS",
+    "MAXIMUM_WINDOW_TOKENS",
     "NO_EVICTION",
     "Eviction",
     "EvictionBounds",

@@ -1,7 +1,7 @@
 """Reading an eviction setting, from the engine's flags or from a requested change."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from kvserving_kernels.errors import InvalidFieldError, shown
@@ -9,6 +9,10 @@ from kvserving_kernels.eviction.streaming_llm import StreamingLLM, smallest_wind
 
 UNAVAILABLE: Final = ("H2O", "SnapKV")
 """Policies of the API that no engine carries out yet."""
+
+BACKENDS: Final = ("CPU_ATTN", "FLASH_ATTN")
+"""vLLM's attention backends whose kernels take the batch as it is described to them: these, and
+those of our formats, can leave freed blocks out."""
 
 DEFAULT_SINK_TOKENS: Final = 4
 """As many as the method's authors found to suffice."""
@@ -42,25 +46,35 @@ POLICIES: Final = (NoEviction.policy, StreamingLLM.policy)
 
 @dataclass(frozen=True)
 class EvictionBounds:
-    """The policies that an engine takes, with the bounds of their parameters, ends included."""
+    """The policies that an engine takes, with the bounds of their parameters, ends included.
+
+    `unavailable` are policies that it would take if the rest of the engine were otherwise, each
+    with the reason.
+    """
 
     sink_tokens: tuple[int, int]
     window_tokens: tuple[int, int]
+    unavailable: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of_engine(cls, block_size: int, max_model_len: int) -> "EvictionBounds":
+    def of_engine(
+        cls, block_size: int, max_model_len: int, unavailable: Mapping[str, str] | None = None
+    ) -> "EvictionBounds":
         """Bounds for a block size and a longest context."""
         return cls(
             sink_tokens=(0, min(MAXIMUM_SINK_TOKENS, max_model_len)),
             window_tokens=(smallest_window_tokens(block_size), max_model_len),
+            unavailable=unavailable or {},
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As the API's `envelope` shows it."""
+        """As the API's `envelope` shows it; `unavailable` only where there is something."""
         low_sinks, high_sinks = self.sink_tokens
         low_window, high_window = self.window_tokens
+        reasons = {"unavailable": dict(self.unavailable)} if self.unavailable else {}
         return {
-            "values": list(POLICIES),
+            "values": [policy for policy in POLICIES if policy not in self.unavailable],
+            **reasons,
             "sink_tokens": {
                 "minimum": low_sinks,
                 "maximum": high_sinks,

@@ -10,6 +10,7 @@ from kvserving_kernels.formats.layout import (
     layout_of,
 )
 from kvserving_kernels.formats.machine import this_machine
+from kvserving_kernels.formats.sizes import record_bytes
 from kvserving_kernels.formats.support import ALIASES, NATIVE, supported_dtypes, why_not
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "PageLayout",
     "Section",
     "layout_of",
+    "record_bytes",
     "supported_dtypes",
     "this_machine",
     "why_not",

@@ -4,11 +4,12 @@ Pure, and without any web framework, because it runs in the engine core, which k
 bounds, and not where the request arrived.
 """
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from kvserving_kernels.errors import InvalidChangeError, shown
 from kvserving_kernels.eviction import Eviction, EvictionBounds, read_eviction
@@ -40,19 +41,25 @@ class IntegerRange:
 
 @dataclass(frozen=True)
 class Choices:
-    """The names that a knob takes."""
+    """The names that a knob takes.
+
+    `unavailable` are names that it would take if the rest of the engine were otherwise, each with
+    the reason; a change may name one together with what makes it possible.
+    """
 
     values: tuple[str, ...]
+    unavailable: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __contains__(self, value: object) -> bool:
-        return isinstance(value, str) and value in self.values
+        return isinstance(value, str) and (value in self.values or value in self.unavailable)
 
     def __str__(self) -> str:
         return f"one of {', '.join(self.values)}"
 
-    def to_json(self) -> dict[str, list[str]]:
-        """As the API's `envelope` shows it."""
-        return {"values": list(self.values)}
+    def to_json(self) -> dict[str, Any]:
+        """As the API's `envelope` shows it; `unavailable` only where there is something."""
+        reasons = {"unavailable": dict(self.unavailable)} if self.unavailable else {}
+        return {"values": list(self.values), **reasons}
 
 
 Value = int | str | Eviction

@@ -33,6 +33,10 @@ class Engine(Protocol):
         """Value in force of a live knob."""
         ...
 
+    def check(self, values: Mapping[str, Value]) -> None:
+        """Raise InvalidChangeError for values that the engine cannot have together."""
+        ...
+
     def set(self, knob: str, value: Value) -> None:
         """Set a live knob; a raised error means that the knob may be in either state."""
         ...
@@ -69,6 +73,9 @@ class RuntimeController:
         try:
             change = parse_change(document, self._engine.state().envelope)
             repeated = self._is_repeated(change)
+            if not repeated:
+                # Before anything is touched: to find out by trying costs users' requests time.
+                self._engine.check(change.values)
         except InvalidChangeError as error:
             return {"outcome": Outcome.INVALID.value, "error": error.to_json()}
         if repeated:

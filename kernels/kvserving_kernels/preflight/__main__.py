@@ -5,11 +5,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
-from typing import TextIO
+from pathlib import Path
+from typing import Final, TextIO
 
 from kvserving_kernels.formats import this_machine
-from kvserving_kernels.preflight.arguments import read_settings, strip_command
-from kvserving_kernels.preflight.checks import Host, check
+from kvserving_kernels.preflight.arguments import Settings, read_settings, strip_command
+from kvserving_kernels.preflight.checks import check
 from kvserving_kernels.preflight.engine import check_with_vllm
 from kvserving_kernels.preflight.finding import (
     EXIT_BROKEN,
@@ -19,8 +20,14 @@ from kvserving_kernels.preflight.finding import (
     broken_line,
     ok_line,
 )
-from kvserving_kernels.preflight.model import is_local, read_model
+from kvserving_kernels.preflight.host import Host
+from kvserving_kernels.preflight.hub import download, read_hub_model
+from kvserving_kernels.preflight.model import ModelConfig, is_local, read_model
+from kvserving_kernels.preflight.weights import check_weights
 from kvserving_kernels.termination import leave_message
+
+_OTHER_HUB: Final = "VLLM_USE_MODELSCOPE"
+"""Variable that has the engine fetch models from elsewhere."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,15 +46,28 @@ def main(argv: Sequence[str]) -> int:
 def run(arguments: Sequence[str]) -> tuple[str, int]:
     """The verdict's line and its exit status."""
     settings = read_settings(arguments)
-    name = settings.model
-    model = read_model(name) if name is not None and is_local(name) else None
+    host = Host.here(*_engine(), this_machine())
+    model = _model(settings, host)
     if isinstance(model, Finding):
         return model.to_line(), EXIT_REFUSED
-    host = Host.here(*_engine(), this_machine())
-    answer = check(settings, host, model) or check_with_vllm(arguments)
+    answer = check(settings, host, model) or check_with_vllm(arguments, host)
     if isinstance(answer, Finding):
         return answer.to_line(), EXIT_REFUSED
     return ok_line(answer), EXIT_OK
+
+
+def _model(settings: Settings, host: Host) -> ModelConfig | Finding | None:
+    """What is known of the model, or what is wrong with it."""
+    name = settings.model
+    if name is None:
+        return None
+    if is_local(name):
+        found = read_model(name)
+        lack = check_weights(Path(name).expanduser(), settings.load_format)
+        return found if isinstance(found, Finding) else lack or found
+    if host.is_set(_OTHER_HUB):
+        return None
+    return read_hub_model(name, settings.revision, download)
 
 
 def _engine() -> tuple[str, str]:

@@ -6,15 +6,16 @@ judges the rest.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from kvserving_kernels.errors import InvalidSettingError
-from kvserving_kernels.eviction import NO_EVICTION, Eviction
 from kvserving_kernels.formats.flags import dtype_in
+from kvserving_kernels.plugin.settings import Settings as PluginSettings
 from kvserving_kernels.plugin.settings import read_settings as read_plugin_settings
 
-_PARALLEL: Final = ("--tensor", "-tp", "--pipeline", "-pp", "--decode-context", "-dcp")
+_CONTEXT_PARALLEL: Final = ("--decode-context", "-dcp", "--prefill-context", "-pcp")
+_OTHER_CONFIGS: Final = ("--hf-overrides", "--hf-config-path", "--config-format")
 
 
 @dataclass(frozen=True)
@@ -24,29 +25,65 @@ class Settings:
     model: str | None
     kv_cache_dtype: str
     dtype: str
-    max_model_len: str | None
-    max_num_seqs: str | None
-    max_num_batched_tokens: str | None
-    block_size: str | None
-    kv_cache_memory_bytes: str | None
-    is_parallel: bool
-    eviction: Eviction = NO_EVICTION
+    max_model_len: str | None = None
+    max_num_seqs: str | None = None
+    max_num_batched_tokens: str | None = None
+    block_size: str | None = None
+    kv_cache_memory_bytes: str | None = None
+    num_gpu_blocks_override: str | None = None
+    tensor_parallel_size: str | None = None
+    pipeline_parallel_size: str | None = None
+    data_parallel_size: str | None = None
+    attention_backend: str | None = None
+    load_format: str | None = None
+    quantization: str | None = None
+    revision: str | None = None
+    serves: bool = True
+    """Whether there is an HTTP server at all."""
+    chunks_prompts: bool = True
+    slides: bool = True
+    """Whether layers with a sliding window use it."""
+    is_context_parallel: bool = False
+    speculates: bool = False
+    transfers: bool = False
+    """Whether a KV connector is named."""
+    has_other_config: bool = False
+    """Whether the model's config.json is not, or not all of, what the engine goes by."""
+    plugin: PluginSettings = field(default_factory=PluginSettings)
+    plugin_error: InvalidSettingError | None = None
 
 
 def read_settings(arguments: Sequence[str]) -> Settings:
     """Find the values; the last mention of a flag counts, as in vLLM's parser."""
-    additional = _option(arguments, "additional-config")
+    additional = _option(arguments, "--additional-config")
+    plugin, plugin_error = _plugin(additional)
     return Settings(
         model=_model(arguments),
-        kv_cache_dtype=dtype_in(additional) or _option(arguments, "kv-cache-dtype") or "auto",
-        dtype=_option(arguments, "dtype") or "auto",
-        max_model_len=_option(arguments, "max-model-len"),
-        max_num_seqs=_option(arguments, "max-num-seqs"),
-        max_num_batched_tokens=_option(arguments, "max-num-batched-tokens"),
-        block_size=_option(arguments, "block-size"),
-        kv_cache_memory_bytes=_option(arguments, "kv-cache-memory-bytes"),
-        is_parallel=any(argument.startswith(_PARALLEL) for argument in arguments),
-        eviction=_eviction(additional),
+        kv_cache_dtype=dtype_in(additional) or _option(arguments, "--kv-cache-dtype") or "auto",
+        dtype=_option(arguments, "--dtype") or "auto",
+        max_model_len=_option(arguments, "--max-model-len"),
+        max_num_seqs=_option(arguments, "--max-num-seqs"),
+        max_num_batched_tokens=_option(arguments, "--max-num-batched-tokens"),
+        block_size=_option(arguments, "--block-size"),
+        kv_cache_memory_bytes=_option(arguments, "--kv-cache-memory-bytes"),
+        num_gpu_blocks_override=_option(arguments, "--num-gpu-blocks-override"),
+        tensor_parallel_size=_option(arguments, "--tensor-parallel-size", "-tp"),
+        pipeline_parallel_size=_option(arguments, "--pipeline-parallel-size", "-pp"),
+        data_parallel_size=_option(arguments, "--data-parallel-size", "-dp"),
+        attention_backend=_option(arguments, "--attention-backend"),
+        load_format=_option(arguments, "--load-format"),
+        quantization=_option(arguments, "--quantization", "-q"),
+        revision=_option(arguments, "--revision"),
+        serves=not _has(arguments, "--headless")
+        and _option(arguments, "--api-server-count") != "0",
+        chunks_prompts=not _has(arguments, "--no-enable-chunked-prefill"),
+        slides=not _has(arguments, "--disable-sliding-window"),
+        is_context_parallel=_has(arguments, *_CONTEXT_PARALLEL),
+        speculates=_has(arguments, "--speculative", "--spec-", "-sc"),
+        transfers=_has(arguments, "--kv-transfer-config"),
+        has_other_config=_has(arguments, *_OTHER_CONFIGS),
+        plugin=plugin,
+        plugin_error=plugin_error,
     )
 
 
@@ -59,26 +96,37 @@ def strip_command(arguments: Sequence[str]) -> list[str]:
     return rest
 
 
+def number(text: str | None) -> int | None:
+    """Plain integers only: vLLM also takes `8k` and `auto`, which it resolves itself."""
+    return int(text) if text is not None and text.isascii() and text.isdigit() else None
+
+
 def _model(arguments: Sequence[str]) -> str | None:
     if arguments and not arguments[0].startswith("-"):
         return arguments[0]
-    return _option(arguments, "model")
+    return _option(arguments, "--model")
 
 
-def _eviction(additional_config: str | None) -> Eviction:
-    """Eviction that is asked for; what cannot be read is refused by vLLM's configuration."""
+def _plugin(additional_config: str | None) -> tuple[PluginSettings, InvalidSettingError | None]:
+    """What the plugin is asked for, or what is wrong with that; JSON itself is vLLM's to judge."""
     try:
-        return read_plugin_settings(json.loads(additional_config or "{}")).eviction
-    except (ValueError, InvalidSettingError):
-        return NO_EVICTION
+        return read_plugin_settings(json.loads(additional_config or "{}")), None
+    except InvalidSettingError as error:
+        return PluginSettings(), error
+    except ValueError:
+        return PluginSettings(), None
 
 
-def _option(arguments: Sequence[str], name: str) -> str | None:
+def _has(arguments: Sequence[str], *starts: str) -> bool:
+    return any(argument.replace("_", "-").startswith(starts) for argument in arguments)
+
+
+def _option(arguments: Sequence[str], *names: str) -> str | None:
     found = None
     for index, argument in enumerate(arguments):
         flag, equals, value = argument.partition("=")
         # vLLM takes underscores for dashes in the names of flags.
-        if flag.replace("_", "-") != f"--{name}":
+        if flag.replace("_", "-") not in names:
             continue
         if equals:
             found = value

@@ -1,45 +1,50 @@
 """The checks that need no vLLM: pure functions of the arguments, the model and the host."""
 
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
-from kvserving_kernels.eviction import StreamingLLM
-from kvserving_kernels.formats import ALIASES, DTYPES, LAYOUTS, KVCacheDType, layout_of, why_not
+from kvserving_kernels.formats import ALIASES, LAYOUTS, KVCacheDType, layout_of, why_not
 from kvserving_kernels.formats.layout import HEAD_SIZES
-from kvserving_kernels.preflight.arguments import Settings
+from kvserving_kernels.preflight.arguments import Settings, number
 from kvserving_kernels.preflight.finding import Finding, Reason
+from kvserving_kernels.preflight.host import DEFAULT_BLOCK_SIZES, Host
+from kvserving_kernels.preflight.memory import check_memory
 from kvserving_kernels.preflight.model import ModelConfig
+from kvserving_kernels.preflight.parallel import check_parallel
+from kvserving_kernels.preflight.plugin import check_plugin
 
 _HEAD_SIZE_MULTIPLE: Final = 32
-_DEFAULT_BLOCK_SIZES: Final = {"CPU": 128, "NVIDIA": 16}
-_CPU_BLOCK_MULTIPLE: Final = 32
+_CPU_HEAD_SIZES: Final = {"0.32": (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)}
+"""Head sizes of vLLM's CPU kernels by its minor version; others end it, at the latest when the
+first request comes."""
 
+_BLOCK_MULTIPLES: Final = {"CPU": 32, "NVIDIA": 16}
 
-@dataclass(frozen=True)
-class Host:
-    """Where the engine will run. `cpu_features` is None where it is not known."""
-
-    accelerator: str
-    engine_version: str
-    cpu_features: frozenset[str] | None
-    environment: Mapping[str, str]
-
-    @classmethod
-    def here(cls, accelerator: str, version: str, features: frozenset[str] | None) -> "Host":
-        """Host of this process."""
-        return cls(accelerator, version, features, dict(os.environ))
+_FAMILIES: Final = (
+    ("awq", "awq_marlin", "auto_awq"),
+    ("gptq", "gptq_marlin", "auto_gptq"),
+    ("fp8",),
+    ("compressed-tensors",),
+    ("bitsandbytes",),
+)
+"""Methods of which a model has one and cannot be loaded as one of another row."""
 
 
 def check(settings: Settings, host: Host, model: ModelConfig | None) -> Finding | None:
     """First thing that speaks against a start, or None."""
+    if settings.has_other_config:
+        model = None
+    if not settings.serves:
+        message = "--api-server-count: expected at least 1 and no --headless: nobody would answer"
+        return Finding("--api-server-count", Reason.INVALID_FLAG, message)
     return (
-        _kv_dtype(settings, host, model)
-        or _batch(settings)
-        or _block_size(settings, host)
+        check_plugin(settings, host, model)
+        or _kv_dtype(settings, host, model)
+        or _batch(settings, model)
+        or _block_size(settings, host, model)
         or _length(settings, host, model)
-        or _memory(settings, host, model)
+        or _quantization(settings, model)
+        or check_parallel(settings, host, model)
+        or check_memory(settings, host, model)
     )
 
 
@@ -62,6 +67,14 @@ def _kv_dtype(settings: Settings, host: Host, model: ModelConfig | None) -> Find
         return _layout(name, settings, host, model)
     quantized = name in ALIASES or name == KVCacheDType.FP8_E4M3
     size = model.head_size if model else None
+    known_sizes = _CPU_HEAD_SIZES.get(".".join(host.engine_version.split(".")[:2]))
+    plain = model is not None and model.is_plain
+    if host.accelerator == "CPU" and plain and known_sizes and size not in known_sizes:
+        message = (
+            f"{name} on CPU: expected a head size of {', '.join(map(str, known_sizes))}, "
+            f"and the model's is {size}"
+        )
+        return Finding(flag, Reason.KV_DTYPE_UNSUPPORTED, message)
     if host.accelerator == "CPU" and quantized and size and size % _HEAD_SIZE_MULTIPLE:
         message = (
             f"{name} on CPU needs a head size divisible by {_HEAD_SIZE_MULTIPLE}, "
@@ -74,10 +87,10 @@ def _kv_dtype(settings: Settings, host: Host, model: ModelConfig | None) -> Find
 def _layout(name: str, settings: Settings, host: Host, model: ModelConfig | None) -> Finding | None:
     layout = layout_of(name)
     # A GPU engine that is told no block size takes one that the format can do.
-    size = _number(settings.block_size)
+    size = number(settings.block_size)
     if size is None:
         size = (
-            _DEFAULT_BLOCK_SIZES["CPU"] if host.accelerator == "CPU" else layout.minimum_block_size
+            DEFAULT_BLOCK_SIZES["CPU"] if host.accelerator == "CPU" else layout.minimum_block_size
         )
     head_size = (model.head_size if model else None) or HEAD_SIZES[0]
     reason = layout.why_not(size, head_size)
@@ -90,88 +103,62 @@ def _layout(name: str, settings: Settings, host: Host, model: ModelConfig | None
 def _model_dtype(settings: Settings, model: ModelConfig | None) -> str | None:
     if settings.dtype != "auto":
         return {"half": "float16", "float": "float32"}.get(settings.dtype, settings.dtype)
-    return model.torch_dtype if model else None
+    # vLLM runs a model in 32 bits in one of 16, which depends on the machine.
+    found = model.torch_dtype if model else None
+    return None if found == "float32" else found
 
 
-def _batch(settings: Settings) -> Finding | None:
-    tokens, sequences = _number(settings.max_num_batched_tokens), _number(settings.max_num_seqs)
-    if tokens is None or sequences is None or tokens >= sequences:
+def _batch(settings: Settings, model: ModelConfig | None) -> Finding | None:
+    flag, length = "--max-num-batched-tokens", number(settings.max_model_len)
+    tokens, sequences = number(settings.max_num_batched_tokens), number(settings.max_num_seqs)
+    if settings.max_model_len is None and model is not None and settings.slides:
+        length = model.default_length
+    if tokens is None:
         return None
-    message = (
-        f"--max-num-batched-tokens ({tokens}) must be at least --max-num-seqs ({sequences}): "
-        "every running sequence needs one token in a step"
-    )
-    return Finding("--max-num-batched-tokens", Reason.BATCHED_TOKENS_TOO_FEW, message)
+    if sequences is not None and tokens < sequences:
+        message = (
+            f"{flag} ({tokens}) must be at least --max-num-seqs ({sequences}): "
+            "every running sequence needs one token in a step"
+        )
+        return Finding(flag, Reason.BATCHED_TOKENS_TOO_FEW, message)
+    if not settings.chunks_prompts and length is not None and tokens < length:
+        message = (
+            f"{flag} ({tokens}) must be at least --max-model-len ({length}) without chunked "
+            "prefill: a whole prompt is computed in one step"
+        )
+        return Finding(flag, Reason.BATCHED_TOKENS_TOO_FEW, message)
+    return None
 
 
-def _block_size(settings: Settings, host: Host) -> Finding | None:
-    size = _number(settings.block_size)
-    if size is None or host.accelerator != "CPU":
+def _block_size(settings: Settings, host: Host, model: ModelConfig | None) -> Finding | None:
+    size, multiple = number(settings.block_size), _BLOCK_MULTIPLES[host.accelerator]
+    # The engine gives hybrid models another size whatever they are told.
+    is_certain = host.accelerator == "CPU" or (model is not None and model.is_plain)
+    if size is None or not is_certain or (size > 0 and size % multiple == 0):
         return None
-    if size > 0 and size % _CPU_BLOCK_MULTIPLE == 0:
-        return None
-    message = f"--block-size: expected a multiple of {_CPU_BLOCK_MULTIPLE} on CPU, got {size}"
+    message = f"--block-size: expected a multiple of {multiple} on {host.accelerator}, got {size}"
     return Finding("--block-size", Reason.BLOCK_SIZE_UNSUPPORTED, message)
 
 
 def _length(settings: Settings, host: Host, model: ModelConfig | None) -> Finding | None:
-    wanted = _number(settings.max_model_len)
+    wanted = number(settings.max_model_len)
     limit = model.max_positions if model else None
     if wanted is None or limit is None or wanted <= limit:
         return None
-    if host.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") in ("1", "true", "True"):
+    if host.is_set("VLLM_ALLOW_LONG_MAX_MODEL_LEN"):
         return None
     message = f"--max-model-len ({wanted}) is longer than the model was made for ({limit})"
     return Finding("--max-model-len", Reason.MODEL_LENGTH_TOO_LONG, message)
 
 
-def _memory(settings: Settings, host: Host, model: ModelConfig | None) -> Finding | None:
-    given = _number(settings.kv_cache_memory_bytes)
-    length = _number(settings.max_model_len) or (model.max_positions if model else None)
-    element_bytes = _element_bytes(settings, model)
-    if given is None or length is None or element_bytes is None or settings.is_parallel:
-        return None
-    if model is None or model.kv_elements_per_token is None:
-        return None
-    block = _number(settings.block_size) or _DEFAULT_BLOCK_SIZES[host.accelerator]
-    blocks = -(-length // block)
-    if isinstance(settings.eviction, StreamingLLM):
-        step_tokens = _number(settings.max_num_batched_tokens)
-        if step_tokens is None:
-            return None
-        blocks = settings.eviction.peak_blocks(length, step_tokens, block)
-    needed = int(blocks * block * model.kv_elements_per_token * element_bytes)
-    if given >= needed:
+def _quantization(settings: Settings, model: ModelConfig | None) -> Finding | None:
+    asked, made = settings.quantization, model.quantization if model else None
+    asked_row = next((row for row in _FAMILIES if asked in row), None)
+    made_row = next((row for row in _FAMILIES if made in row), None)
+    if asked_row is None or made_row is None or asked_row is made_row:
         return None
     message = (
-        f"--kv-cache-memory-bytes ({given}) is too small for one request of --max-model-len "
-        f"({length}) tokens, which takes {needed} bytes; give that much or lower --max-model-len"
+        f"--quantization: expected {made}, with which the model's weights are quantized, or none, "
+        f"got {asked}"
     )
-    return Finding("--kv-cache-memory-bytes", Reason.KV_MEMORY_TOO_SMALL, message)
-
-
-def _element_bytes(settings: Settings, model: ModelConfig | None) -> float | None:
-    name = settings.kv_cache_dtype
-    if name == KVCacheDType.AUTO:
-        sizes = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
-        return sizes.get(_model_dtype(settings, model) or "")
-    if name in LAYOUTS:
-        return _layout_bytes(settings, model)
-    try:
-        bits = DTYPES[ALIASES.get(name) or KVCacheDType(name)].bits_per_element
-    except ValueError:
-        return None
-    return None if bits is None else bits / 8
-
-
-def _layout_bytes(settings: Settings, model: ModelConfig | None) -> float | None:
-    layout, size = layout_of(settings.kv_cache_dtype), _number(settings.block_size)
-    head_size = model.head_size if model else None
-    if head_size is None or size is None or layout.why_not(size, head_size) is not None:
-        return None
-    return layout.page(size, head_size).bits_per_element / 8
-
-
-def _number(text: str | None) -> int | None:
-    """Plain integers only: vLLM also takes `8k` and `auto`, which it resolves itself."""
-    return int(text) if text is not None and text.isascii() and text.isdigit() else None
+    return Finding("--quantization", Reason.QUANTIZATION_UNSUPPORTED, message)

@@ -6,11 +6,12 @@ Loading vLLM takes most of a preflight's time, so this comes last.
 import difflib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from kvserving_kernels.errors import UnsupportedEngineError, UnsupportedKVDTypeError
 from kvserving_kernels.preflight.finding import Finding, Reason
+from kvserving_kernels.preflight.host import Host
 from kvserving_kernels.preflight.model import is_local
 
 _ENGINE_FIELD: Final = "engine"
@@ -21,9 +22,17 @@ class _ParserError(Exception):
     """What the parser would have printed before it ended the process."""
 
 
-def check_with_vllm(arguments: Sequence[str]) -> Finding | tuple[str, ...]:
+def check_with_vllm(arguments: Sequence[str], host: Host) -> Finding | tuple[str, ...]:
     """Have vLLM judge the arguments: a finding, or what could not be judged here."""
     has_device = _settle_platform()
+    mismatch = accelerator_finding(has_device, host)
+    if mismatch is not None:
+        return mismatch
+    from vllm import envs
+
+    wrong = environment_finding(envs.environment_variables, os.environ)
+    if wrong is not None:
+        return wrong
     try:
         parser, parsed = _parse(arguments)
     except UnsupportedEngineError as error:
@@ -104,6 +113,27 @@ def _inspect_in_process() -> None:
 def _is_about_reaching(error: Exception) -> bool:
     module = type(error).__module__.partition(".")[0]
     return isinstance(error, OSError) or module in ("huggingface_hub", "requests", "httpx")
+
+
+def accelerator_finding(has_device: bool, host: Host) -> Finding | None:
+    """An engine without the device that it is built for, here and where it is to run."""
+    if has_device or host.gpus != 0:
+        return None
+    message = "accelerator: the engine in this image is built for GPUs, got a pod without one"
+    return Finding("accelerator", Reason.ACCELERATOR_MISMATCH, message)
+
+
+def environment_finding(
+    readers: Mapping[str, Callable[[], object]], environment: Mapping[str, str]
+) -> Finding | None:
+    """First variable that is set to what vLLM cannot read; vLLM reads most of them much later."""
+    for name in sorted(environment.keys() & readers.keys()):
+        try:
+            readers[name]()
+        except (ValueError, TypeError, KeyError) as error:
+            message = f"environment variable {name}={environment[name]!r}: {_plain(error)}"
+            return Finding(name, Reason.ENVIRONMENT_INVALID, message)
+    return None
 
 
 def parser_finding(message: str, flags: Iterable[str]) -> Finding:

@@ -16,6 +16,7 @@ class Reason(StrEnum):
     UNKNOWN_FLAG = "UnknownFlag"
     INVALID_FLAG = "InvalidFlag"
     MODEL_NOT_FOUND = "ModelNotFound"
+    MODEL_INCOMPLETE = "ModelIncomplete"
     MODEL_CONFIG_UNREADABLE = "ModelConfigUnreadable"
     ARCHITECTURE_UNSUPPORTED = "ArchitectureUnsupported"
     KV_DTYPE_UNSUPPORTED = "KVDTypeUnsupported"
@@ -23,13 +24,22 @@ class Reason(StrEnum):
     BATCHED_TOKENS_TOO_FEW = "BatchedTokensTooFew"
     BLOCK_SIZE_UNSUPPORTED = "BlockSizeUnsupported"
     KV_MEMORY_TOO_SMALL = "KVMemoryTooSmall"
+    EVICTION_UNSUPPORTED = "EvictionUnsupported"
+    PARALLELISM_UNSUPPORTED = "ParallelismUnsupported"
+    QUANTIZATION_UNSUPPORTED = "QuantizationUnsupported"
+    ACCELERATOR_MISMATCH = "AcceleratorMismatch"
+    ENVIRONMENT_INVALID = "EnvironmentInvalid"
     ENGINE_VERSION_UNSUPPORTED = "EngineVersionUnsupported"
     ENGINE_REFUSED = "EngineRefused"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that speaks against a start. `field` is the flag, or `model`."""
+    """Something that speaks against a start.
+
+    `field` is the flag, the variable, the setting of the plugin, or `model`, `accelerator`,
+    `engine`.
+    """
 
     field: str
     reason: Reason

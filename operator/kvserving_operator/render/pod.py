@@ -21,6 +21,7 @@ from kvserving_operator.render.probes import probes
 from kvserving_operator.render.security import container_security, pod_security
 from kvserving_operator.render.volumes import cache_folder, volume_mounts, volumes
 
+GPU_RESOURCE = "nvidia.com/gpu"
 LEAST_REQUESTS = {"cpu": "250m", "memory": "1Gi"}
 """Keeps an engine for which the user asked nothing out of the class of pods that get what is left
 of the CPU and are evicted first; what it really needs depends on the model."""
@@ -117,5 +118,5 @@ def _container(ref: ServingRef, engine: Engine) -> dict[str, Any]:
 def _resources(engine: Engine) -> dict[str, Any]:
     resources: dict[str, Any] = {"requests": dict(LEAST_REQUESTS)}
     if engine.gpus:
-        resources["limits"] = {"nvidia.com/gpu": str(engine.gpus)}
+        resources["limits"] = {GPU_RESOURCE: str(engine.gpus)}
     return resources

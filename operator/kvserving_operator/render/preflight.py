@@ -8,7 +8,10 @@ from typing import Any
 
 from kvserving_operator.kinds import Kind
 from kvserving_operator.render.names import ENGINE_CONTAINER, PREFLIGHT_CONTAINER, ServingRef
-from kvserving_operator.render.pod import template_hash
+from kvserving_operator.render.pod import GPU_RESOURCE, template_hash
+
+GPUS_VARIABLE = "KVSERVING_GPUS"
+"""Variable of the check (`kvserving_kernels.preflight.host`)."""
 
 
 def preflight_pod(
@@ -56,11 +59,26 @@ def _container(engine: Mapping[str, Any], memory: str) -> dict[str, Any]:
         "command": ["python3", "-m", "kvserving_kernels.preflight", "--"],
         "args": list(engine["args"]),
         # No token: the check talks to nobody.
-        "env": [entry for entry in engine["env"] if entry["name"] != "KVSERVING_TOKEN"],
+        "env": [
+            *(entry for entry in engine["env"] if entry["name"] != "KVSERVING_TOKEN"),
+            *_gpus(engine),
+        ],
         "resources": _resources(memory),
         "terminationMessagePath": "/dev/termination-log",
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
+
+
+def _gpus(engine: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """How many GPUs the engine will have, which the check has not.
+
+    Nothing where the user's own limits leave that open: parts of GPUs, or GPUs without a limit.
+    """
+    limits = engine["resources"].get("limits", {})
+    count = str(limits.get(GPU_RESOURCE, ""))
+    if any(name.startswith("nvidia.com/") and name != GPU_RESOURCE for name in limits):
+        return []
+    return [] if count == "0" else [{"name": GPUS_VARIABLE, "value": count or "0"}]
 
 
 def _resources(memory: str) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from kvserving_operator.api.rules import Checked, Rule
 from kvserving_operator.api.v1alpha1.engine_args import ExtraArg
 
 MAX_GPUS_PER_NODE = 16
+DEFAULT_BATCHED_TOKENS = 2048
+"""vLLM's default for tokens of a step on CPUs and on GPUs with less than 70 GiB."""
 
 
 class Accelerator(StrEnum):
@@ -25,6 +27,9 @@ class Accelerator(StrEnum):
 
     CPU = "CPU"
     NVIDIA = "NVIDIA"
+
+
+_BLOCK_MULTIPLES = {Accelerator.CPU: 32, Accelerator.NVIDIA: 16}
 
 
 class Switch(StrEnum):
@@ -74,6 +79,15 @@ def _is_a_mebibyte(quantity: str) -> bool:
     return quantity_value(quantity) >= 1 << 20
 
 
+def _batches(spec: "EngineSpec") -> bool:
+    """Whether a step has a token for every sequence, whatever the engine's default is."""
+    return spec.max_num_batched_tokens is not None or spec.max_num_seqs <= DEFAULT_BATCHED_TOKENS
+
+
+def _block_fits(spec: "EngineSpec") -> bool:
+    return spec.block_size is None or spec.block_size % _BLOCK_MULTIPLES[spec.accelerator] == 0
+
+
 class EngineSpec(ApiModel):
     """Engine image and start-up settings; a change replaces the pods."""
 
@@ -87,6 +101,22 @@ class EngineSpec(ApiModel):
             message="must be at least spec.engine.maxNumSeqs ({self.maxNumSeqs}),"
             " got {self.maxNumBatchedTokens}",
             field="maxNumBatchedTokens",
+        ),
+        Rule(
+            cel=f"has(self.maxNumBatchedTokens) || self.maxNumSeqs <= {DEFAULT_BATCHED_TOKENS}",
+            holds=_batches,
+            message=f"is required where maxNumSeqs is above {DEFAULT_BATCHED_TOKENS}, which is what"
+            " an engine may have by default, and must be at least as large:"
+            " maxNumSeqs is {self.maxNumSeqs}",
+            field="maxNumBatchedTokens",
+        ),
+        Rule(
+            cel="!has(self.blockSize)"
+            " || self.blockSize % (self.accelerator == 'CPU' ? 32 : 16) == 0",
+            holds=_block_fits,
+            message="must be a multiple of 32 with accelerator CPU and of 16 with NVIDIA,"
+            " accelerator is {self.accelerator}, got {self.blockSize}",
+            field="blockSize",
         ),
         Rule(
             cel="self.chunkedPrefill != 'Disabled' || !has(self.maxNumBatchedTokens)"
@@ -172,7 +202,8 @@ class EngineSpec(ApiModel):
         ]
         | None
     ) = None
-    """Memory of the KV cache in one pod, as a quantity in bytes (`512Mi`); required on CPU."""
+    """Memory of the KV cache of each worker (tensor x pipeline in a pod), as a quantity in bytes
+    (`512Mi`), with room for one request of maxModelLen and one block more; required on CPU."""
     block_size: Literal[8, 16, 32, 64, 128, 256] | None = None
     """Tokens in one cache block; the default is the engine's own for the accelerator."""
     parallelism: Parallelism = Field(default_factory=Parallelism, json_schema_extra={"default": {}})

@@ -58,6 +58,11 @@ OWNED_FLAGS: dict[str, str] = {
     "--data-parallel-address": _MULTI_NODE,
     "--data-parallel-rpc-port": _MULTI_NODE,
     "--data-parallel-backend": _MULTI_NODE,
+    "--data-parallel-rank": _MULTI_NODE,
+    "--data-parallel-start-rank": _MULTI_NODE,
+    "--data-parallel-hybrid-lb": _MULTI_NODE,
+    "--data-parallel-external-lb": _MULTI_NODE,
+    "--headless": _MULTI_NODE,
 }
 
 ARGUMENT_PATTERN = r"^--[a-z0-9][A-Za-z0-9._-]*(=[^\x00-\x1f]*)?$"

@@ -22,6 +22,7 @@ from kvserving_operator.api.base import (
 from kvserving_operator.api.rules import Checked, Rule
 
 _OWNED_KEY = r"(^|\.)kvserving\.dev/|^app\.kubernetes\.io/(name|instance|managed-by)$"
+_CPU_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 _OWNED_ENV = r"^(KVSERVING_.*|VLLM_PLUGINS|VLLM_API_KEY|HOME)$"
 
 LabelValue = Annotated[
@@ -81,7 +82,12 @@ class EnvVar(ApiModel):
                 cel=f"!self.matches(r'{_OWNED_ENV}')",
                 holds=lambda name: not matches(_OWNED_ENV, name),
                 message="{self} is set by the operator",
-            )
+            ),
+            Rule(
+                cel=f"self != '{_CPU_SPACE}'",
+                holds=lambda name: name != _CPU_SPACE,
+                message="{self} would override spec.engine.kvCacheMemory: set that instead",
+            ),
         ),
     ]
     """Name of the variable."""

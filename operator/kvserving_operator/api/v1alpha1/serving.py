@@ -7,8 +7,9 @@ from pydantic import Field
 from kvserving_kernels.formats import NATIVE, KVCacheDType
 from kvserving_operator.api.base import ApiModel
 from kvserving_operator.api.metadata import ObjectMeta, ResourceModel
+from kvserving_operator.api.quantity import quantity_value
 from kvserving_operator.api.rules import Rule, cel_string
-from kvserving_operator.api.v1alpha1.engine import EngineSpec, Switch
+from kvserving_operator.api.v1alpha1.engine import Accelerator, EngineSpec, Switch
 from kvserving_operator.api.v1alpha1.kv_cache import EvictionPolicy, KVCacheSpec
 from kvserving_operator.api.v1alpha1.model import ModelSpec
 from kvserving_operator.api.v1alpha1.monitoring import MonitoringSpec
@@ -49,6 +50,23 @@ def _plugin_stores(spec: "KVServingSpec") -> bool:
     return spec.kv_cache.dtype in NATIVE or spec.engine.plugin is Switch.ENABLED
 
 
+def _window_within(spec: "KVServingSpec") -> bool:
+    window, length = spec.kv_cache.eviction.window_tokens, spec.engine.max_model_len
+    return window is None or length is None or window <= length
+
+
+def _window_holds_a_block(spec: "KVServingSpec") -> bool:
+    window, block = spec.kv_cache.eviction.window_tokens, spec.engine.block_size
+    return window is None or block is None or window >= block
+
+
+def _memory_within(spec: "KVServingSpec") -> bool:
+    cache, limit = spec.engine.kv_cache_memory, spec.pod_template.resources.limits.get("memory")
+    if spec.engine.accelerator is not Accelerator.CPU or cache is None or limit is None:
+        return True
+    return quantity_value(cache) < quantity_value(limit)
+
+
 _OWN_FORMATS = ", ".join(cel_string(dtype) for dtype in KVCacheDType if dtype not in NATIVE)
 
 
@@ -76,6 +94,33 @@ class KVServingSpec(ApiModel):
             message="must be Enabled for spec.kvCache.eviction.policy"
             " ({self.kvCache.eviction.policy}), which the plugin carries out",
             field="engine.plugin",
+        ),
+        Rule(
+            cel="!has(self.kvCache.eviction.windowTokens) || !has(self.engine.maxModelLen)"
+            " || self.kvCache.eviction.windowTokens <= self.engine.maxModelLen",
+            holds=_window_within,
+            message="must be at most spec.engine.maxModelLen ({self.engine.maxModelLen}),"
+            " got {self.kvCache.eviction.windowTokens}",
+            field="kvCache.eviction.windowTokens",
+        ),
+        Rule(
+            cel="!has(self.kvCache.eviction.windowTokens) || !has(self.engine.blockSize)"
+            " || self.kvCache.eviction.windowTokens >= self.engine.blockSize",
+            holds=_window_holds_a_block,
+            message="must be at least spec.engine.blockSize ({self.engine.blockSize}),"
+            " got {self.kvCache.eviction.windowTokens}",
+            field="kvCache.eviction.windowTokens",
+        ),
+        Rule(
+            cel="self.engine.accelerator != 'CPU' || !has(self.engine.kvCacheMemory)"
+            " || !has(self.podTemplate.resources.limits)"
+            " || !('memory' in self.podTemplate.resources.limits)"
+            " || quantity(string(self.engine.kvCacheMemory)).compareTo("
+            "quantity(string(self.podTemplate.resources.limits['memory']))) < 0",
+            holds=_memory_within,
+            message="must be less than spec.podTemplate.resources.limits.memory, which also holds"
+            " the weights, got {self.engine.kvCacheMemory}",
+            field="engine.kvCacheMemory",
         ),
         Rule(
             cel="self.tuning.knobs.all(knob,"

@@ -9,20 +9,16 @@ from typing import Any
 
 from kvserving_kernels.errors import UnsupportedEngineError
 from kvserving_kernels.eviction import NO_EVICTION, Eviction, EvictionBounds
-from kvserving_kernels.formats import LAYOUTS, NATIVE, KVCacheDType, this_machine
-from kvserving_kernels.formats import why_not as why_not_native
 from kvserving_kernels.plugin.adapters import base_version
 from kvserving_kernels.plugin.adapters.v0_32 import probing
+from kvserving_kernels.plugin.adapters.v0_32.layouts import Layouts
 from kvserving_kernels.plugin.adapters.v0_32.selection import (
-    accelerator_of,
     effective_dtype,
-    eviction_bounds,
     own_eviction,
     torch_name,
-    why_not,
-    why_not_evict,
 )
 from kvserving_kernels.plugin.adapters.v0_32.switch import cache_of, switch_cache
+from kvserving_kernels.plugin.adapters.v0_32.switchable import switchable_dtypes
 from kvserving_kernels.plugin.changes import Choices, Envelope, IntegerRange, Value
 from kvserving_kernels.plugin.controller import RuntimeController
 from kvserving_kernels.plugin.document import (
@@ -33,7 +29,6 @@ from kvserving_kernels.plugin.document import (
     Startup,
     Versions,
 )
-from kvserving_kernels.plugin.guard import NVIDIA
 
 logger = logging.getLogger("vllm.kvserving")
 
@@ -57,6 +52,7 @@ class Engine:
     def __init__(self, core: Any) -> None:
         self._core = core
         self._counters = Counters()
+        self._layouts = Layouts(core, switchable_dtypes)
         self._count()
         if not hasattr(core.scheduler, "max_num_active_reqs"):
             raise UnsupportedEngineError(
@@ -91,13 +87,8 @@ class Engine:
 
     def lay_out(self, values: Mapping[str, Value]) -> None:
         """Set format, eviction or both with one new cache, unless they are in force."""
-        before = cache = cache_of(self._core.vllm_config)
-        dtype, eviction = values.get("kv_cache_dtype"), values.get("eviction")
-        if dtype is not None:
-            cache = replace(cache, dtype=self._model_dtype() if dtype == "auto" else str(dtype))
-        if isinstance(eviction, Eviction):
-            cache = replace(cache, eviction=eviction)
-        if cache != before:
+        cache = self._layouts.asked(values)
+        if cache != cache_of(self._core.vllm_config):
             probing.drop(self._core, "the KV cache was changed while the probe ran")
             counters = self._count()
             took = switch_cache(self._core, cache)
@@ -106,6 +97,10 @@ class Engine:
                 switches=counters.switches + 1,
                 switch_seconds=round(counters.switch_seconds + took, 3),
             )
+
+    def check(self, values: Mapping[str, Value]) -> None:
+        """Raise InvalidChangeError for settings that no cache of this engine can have."""
+        self._layouts.check(values)
 
     def state(self) -> EngineState:
         """Read the engine."""
@@ -160,35 +155,11 @@ class Engine:
         # chunked prefill a prompt longer than the budget would never start.
         if config.scheduler_config.enable_chunked_prefill and slots <= budget:
             envelope["max_scheduled_tokens"] = IntegerRange(slots, budget)
-        dtypes = self._dtypes()
-        if dtypes:
-            envelope["kv_cache_dtype"] = Choices(dtypes)
-        if why_not_evict(config) is None:
-            envelope["eviction"] = eviction_bounds(config)
+        dtypes = self._layouts.dtypes()
+        if dtypes.values:
+            envelope["kv_cache_dtype"] = dtypes
+        envelope["eviction"] = self._layouts.evictions()
         return envelope
-
-    def _dtypes(self) -> tuple[str, ...]:
-        """Formats that this engine can switch to, none where it stores none of ours."""
-        import vllm
-        from vllm.platforms import current_platform
-
-        config = self._core.vllm_config
-        own = [dtype.value for dtype in LAYOUTS if why_not(config, dtype) is None]
-        if not own:
-            return ()
-        accelerator = accelerator_of(current_platform)
-        engine, machine = base_version(vllm.__version__), this_machine()
-        # Whether queries become 8-bit floats is part of a GPU's compiled code.
-        compiled = accelerator == NVIDIA and _is_compiled(config)
-        if compiled and effective_dtype(config) == KVCacheDType.FP8_E4M3:
-            return ()
-        native = [
-            dtype.value
-            for dtype in NATIVE
-            if not (compiled and dtype is KVCacheDType.FP8_E4M3)
-            and why_not_native(dtype, accelerator, engine, machine, self._model_dtype()) is None
-        ]
-        return (*native, *own)
 
 
 def _eviction(kv_cache: Any) -> Eviction:
@@ -205,12 +176,6 @@ def _evicted_blocks() -> int:
     from kvserving_kernels.plugin.adapters.v0_32.streaming import StreamingManager
 
     return StreamingManager.evicted_blocks
-
-
-def _is_compiled(config: Any) -> bool:
-    from vllm.config import CompilationMode
-
-    return bool(config.compilation_config.mode != CompilationMode.NONE)
 
 
 def _capacity(config: Any, kv_cache: Any) -> Capacity:

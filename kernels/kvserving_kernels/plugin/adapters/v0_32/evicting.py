@@ -21,13 +21,11 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec, replace_as
 
 from kvserving_kernels.errors import UnsupportedEngineError
-from kvserving_kernels.eviction import EvictionBounds, StreamingLLM
+from kvserving_kernels.eviction import BACKENDS, EvictionBounds, StreamingLLM
 from kvserving_kernels.ops.compaction import compact, cut, first_window_blocks
 from kvserving_kernels.plugin.adapters.v0_32.backend import KVFormatBackend
+from kvserving_kernels.plugin.adapters.v0_32.selection import unfit_backend
 from kvserving_kernels.plugin.adapters.v0_32.streaming import StreamingSpec
-
-SUPPORTED = ("CPU_ATTN", "FLASH_ATTN")
-"""vLLM's backends whose kernels take the batch as it is described to them."""
 
 
 class EvictingBackend:
@@ -177,13 +175,28 @@ class CompactingBuilder:
 
 def evicting(whole: Any, policy: StreamingLLM, step_tokens: int) -> Any:
     """The backend with a policy; UnsupportedEngineError where its kernels are not known to fit."""
-    if not issubclass(whole, KVFormatBackend) and whole.get_name() not in SUPPORTED:
-        raise UnsupportedEngineError(
-            f"eviction: expected one of the attention backends {', '.join(SUPPORTED)} or a KV "
-            f"format of this package, got {whole.get_name()}: set --attention-backend"
-        )
+    if not _can_evict(whole):
+        raise UnsupportedEngineError(f"eviction: {unfit_backend(whole.get_name())}")
     form: Any = _evicting(whole, policy, step_tokens)
     return form
+
+
+def backend_that_cannot_evict(worker: Any) -> str | None:
+    """In a worker: name of the first backend in use whose kernels are not known to fit."""
+    from vllm.model_executor.layers.attention import Attention
+
+    layers = worker.model_runner.vllm_config.compilation_config.static_forward_context.values()
+    for layer in layers:
+        if not isinstance(layer, Attention) or layer.attn_type != "decoder":
+            continue
+        whole = getattr(layer.attn_backend, "whole", layer.attn_backend)
+        if not _can_evict(whole):
+            return str(whole.get_name())
+    return None
+
+
+def _can_evict(whole: Any) -> bool:
+    return issubclass(whole, KVFormatBackend) or whole.get_name() in BACKENDS
 
 
 def published(path: str, policy: StreamingLLM, step_tokens: int) -> str:

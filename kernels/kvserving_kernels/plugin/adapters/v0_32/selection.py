@@ -10,6 +10,7 @@ from typing import Any
 
 from kvserving_kernels.errors import InvalidSettingError, UnsupportedEngineError
 from kvserving_kernels.eviction import (
+    BACKENDS,
     NO_EVICTION,
     Eviction,
     EvictionBounds,
@@ -110,6 +111,14 @@ def why_not_evict(vllm_config: Any) -> str | None:
     if model.is_hybrid or model.is_encoder_decoder or model.rswa_window is not None:
         return "only decoder models with full attention in every layer are supported"
     return _why_not_paged(vllm_config)
+
+
+def unfit_backend(name: str) -> str:
+    """Reason why an attention backend of vLLM's cannot leave freed blocks out."""
+    return (
+        f"expected one of the attention backends {', '.join(BACKENDS)} or a KV format of this "
+        f"package, got {name}: set --attention-backend"
+    )
 
 
 def eviction_bounds(vllm_config: Any) -> EvictionBounds:
