@@ -35,6 +35,9 @@ class Engines:
         """Nats per token by which a prompt is less likely in a format than in 16 bits."""
         self.probe_error: httpx.Response | None = None
         self.finished = 9
+        self.errors: dict[str, int] = {}
+        """Requests that engines have failed, by address."""
+        self.counts_errors = True
         self.prompts: list[str] = []
         """Texts that were tokenized."""
         self.prompt_tokens = 400
@@ -57,7 +60,9 @@ class Engines:
             raise httpx.ConnectError("connection refused", request=request)
         if request.url.path == "/metrics":
             answered = sum(each == host for each, _ in self.asked)
-            text = exposition(self.running, self.preemptions, self.finished + answered)
+            failed = self.errors.get(host, 0) if self.counts_errors else None
+            counts = self.finished + answered, failed
+            text = exposition(self.running, self.preemptions, *counts)
             return httpx.Response(200, text=text)
         if request.url.path == "/tokenize":
             body = json.loads(request.content)
@@ -136,7 +141,7 @@ class Engines:
             offer["unavailable"] = reasons
 
 
-def exposition(running: int, preemptions: int, finished: int = 9) -> str:
+def exposition(running: int, preemptions: int, finished: int = 9, failed: int | None = 0) -> str:
     """Metrics of an engine in vLLM's names."""
     labels = '{engine="0",model_name="tiny"}'
     values = {
@@ -151,10 +156,12 @@ def exposition(running: int, preemptions: int, finished: int = 9) -> str:
         "kvserving:max_active_seqs": 16,
     }
     lines = [f"{name}{labels} {value}" for name, value in values.items()]
-    lines.append(
-        'vllm:request_success_total{engine="0",finished_reason="stop",model_name="tiny"}'
-        f" {finished}"
-    )
+    reasons = {"stop": finished, "error": failed}
+    lines += [
+        f'vllm:request_success_total{{engine="0",finished_reason="{reason}",model_name="tiny"}} {n}'
+        for reason, n in reasons.items()
+        if n is not None
+    ]
     lines.append('vllm:cache_config_info{block_size="128",engine="0",num_gpu_blocks="64"} 1')
     return "\n".join(lines) + "\n"
 

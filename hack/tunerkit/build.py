@@ -53,6 +53,7 @@ def window(
     prompts: Histogram | Unknown = NOT_MEASURED,
     answers: Histogram | Unknown = NOT_MEASURED,
     running_last: float | None = None,
+    failed: float | None = 0,
 ) -> Window:
     """A window that ends at `end`."""
 
@@ -78,6 +79,8 @@ def window(
         answer_lengths=answers,
         unexplained_departures=known(departures),
         generation_slowdown=known(slowdown),
+        ended=known(finished),
+        failed=known(failed),
     )
 
 

@@ -5,14 +5,18 @@ from typing import Any
 
 import pytest
 
+from kvserving_operator.trials.asking import Answer, Ask
 from kvserving_operator.trials.measuring import with_block
 from kvserving_operator.trials.probe_set import ProbeSet
 from kvserving_operator.trials.record import Record, Trials
 from kvserving_operator.trials.seen import Seen
 from kvserving_tuner.observation import Observation
+from kvserving_tuner.probes.names import Probe
+from kvserving_tuner.readings import Known
 from kvserving_tuner.trials.alternation import SETTLING_SECONDS, Alternation
 from kvserving_tuner.trials.machine import Facts, Wish
 from kvserving_tuner.trials.plan import Guard, Plan
+from kvserving_tuner.trials.tasks import Cell
 from operatorkit import trials
 from tunerkit.build import NOW, engine, lengths, observation, window
 
@@ -23,9 +27,9 @@ def record(*candidates: str, **progress: Any) -> Record:
     return trials.record(*candidates, plan=Plan(guards={Guard.TTFT: 10}), **progress)
 
 
-def seen(found: Observation | None, now: float = NOW) -> Seen:
+def seen(found: Observation | None, now: float = NOW, *answers: Answer) -> Seen:
     return Seen(
-        pods=(), runtime={}, targets={}, refusals=(), observation=found, pairs=(), answers=(),
+        pods=(), runtime={}, targets={}, refusals=(), observation=found, pairs=(), answers=answers,
         steady=True, probe_set=ProbeSet(), model="m", max_tokens=2048, now=now,
     )  # fmt: skip
 
@@ -82,3 +86,63 @@ def test_where_a_turn_began_is_worth_a_write() -> None:
     beside = record("a")
     moved = beside.model_copy(update={"block_from": NOW})
     assert Trials(running=beside).lasting() == Trials(running=moved).lasting()
+
+
+ERRORS = Plan(guards={Guard.ERRORS: 0.1})
+ASK = Ask(trial="trial", number=0, cell=Cell(Probe.NEEDLE, 512), place=0, model="m", least_tokens=0)
+
+
+def two(failed: float | None, end: float = NOW) -> Observation:
+    """Engine `a`, on trial, fails so many of 60 requests, and `b` none."""
+    failing = window(finished=60, failed=failed, end=end)
+    return observation(engine(failing), engine(replace(SERVED, start=end - 60, end=end), name="b"))
+
+
+def test_failed_requests_are_compared_block_by_block() -> None:
+    begun = trials.record("a", plan=ERRORS)
+    once = with_block(begun, facts(), seen(two(3)))
+    (found,) = once.progress.evidence.values()
+    assert (found.criterion.name, found.count) == ("Errors", 1)
+    assert found.mean == pytest.approx(0.05)
+    assert once.progress.left_out == {}
+
+
+def test_engines_that_do_not_tell_of_failures_have_no_guard_and_the_trial_says_so() -> None:
+    begun = trials.record("a", plan=ERRORS)
+    silent = with_block(begun, facts(), seen(two(None)))
+    assert silent.progress.evidence == {}
+    assert silent.progress.left_out["Errors"].reason == "NotCounted"
+    # A policy without the guard has nothing to say about it.
+    other = with_block(record("a"), facts(), seen(two(None)))
+    assert other.progress.left_out == {}
+    # They tell from their first request on; a gap afterwards undoes nothing.
+    told = with_block(silent, facts(), seen(two(0, NOW + 60), NOW + 60))
+    assert told.progress.left_out == {}
+    gap = with_block(told, facts(), seen(two(None, NOW + 120), NOW + 120))
+    assert gap.progress.left_out == {}
+    assert gap.progress.evidence == told.progress.evidence
+    only = observation(engine(window(finished=60, failed=None)))
+    turns = trials.record("a", plan=ERRORS, alternation=Alternation())
+    assert with_block(turns, facts(), seen(only)).progress.left_out.keys() == {"Errors"}
+
+
+def test_tasks_that_an_engine_fails_are_no_users_requests() -> None:
+    begun = trials.record("a", plan=ERRORS)
+    failed = Answer(ASK, error="HTTP 503", failed=("a",))
+    waiting = with_block(begun, facts(blocked="probe: HTTP 503"), seen(None, NOW, failed, failed))
+    assert waiting.own_failures == {"a": 2}
+    more = with_block(waiting, facts(), seen(two(3), NOW, failed))
+    assert more.progress.evidence["Errors"].mean == 0
+    assert more.own_failures == {}
+    # The next block begins without them, and so does one after a switch.
+    later = with_block(more, facts(), seen(two(3, NOW + 60), NOW + 60))
+    assert later.progress.evidence["Errors"].total == pytest.approx(0.05)
+    assert with_block(waiting, facts(changed=frozenset()), seen(None)).own_failures == {}
+
+
+def test_a_turn_in_which_everything_fails_is_a_turn() -> None:
+    turns = trials.record("a", plan=ERRORS, alternation=Alternation())
+    broken = replace(window(finished=0, failed=0), ended=Known(40, NOW), failed=Known(40, NOW))
+    moved = with_block(turns, facts(), seen(observation(engine(broken))))
+    assert moved.progress.alternation is not None
+    assert not moved.progress.alternation.with_change

@@ -387,3 +387,47 @@ async def test_each_step_of_a_trial_is_a_line_of_the_audit_log(
     assert verdict["remains"].startswith("auto")
     # The newest number that the verdict rests on is not younger than the verdict.
     assert lines[-3]["time"] <= verdict["evidence_at"] <= verdict["time"]
+
+
+@pytest.mark.parametrize("looks_between", [2, 400])
+async def test_a_candidate_that_fails_requests_is_rolled_back(
+    world: World, looks_between: int
+) -> None:
+    await ready(world)
+    put_policy(
+        world,
+        ab={"steps": [50], "minRequests": 4, "minDurationSeconds": 900},
+        guards={"errorRateMaxIncreaseBasisPoints": 10},
+    )
+    world.put(replicas=2, **GUARDED, kvCache={"dtype": "int8"})
+    await reach(world, "Running")
+    for look in range(250):
+        await serve(world, 1, finishes=10)
+        if "int8" in world.engines.dtypes.values() and look % looks_between == 1:
+            world.engines.errors["10.0.0.1"] = world.engines.errors.get("10.0.0.1", 0) + 1
+        if only_trial(world)["state"] == "Finished":
+            break
+    status = only_trial(world)
+    found = {each["name"]: each for each in status["evidence"]}["Errors"]
+    if looks_between == 400:
+        # One of thousands is no verdict.
+        assert ("Promoted", "0.1") == (status["verdict"], found["threshold"])
+        return
+    assert ("RolledBack", "GuardViolated") == (status["verdict"], status["reason"])
+    assert "Errors" in status["message"]
+    assert float(found["lower"]) < float(found["value"]) < float(found["upper"])
+    assert ("Failed", "0.1") == (found["outcome"], found["threshold"])
+    assert found["samples"] >= 8
+    assert ["bfloat16", "bfloat16"] == dtypes(world)
+
+
+async def test_engines_that_count_no_failures_are_told_of(world: World) -> None:
+    world.engines.counts_errors = False
+    await ready(world)
+    put_policy(world, guards={}, ab={"steps": [50], "minDurationSeconds": 300})
+    world.put(replicas=2, **GUARDED, kvCache={"dtype": "int8"})
+    await reach(world, "Running")
+    await serve(world, 30)
+    (told,) = [each for each in only_trial(world)["evidence"] if each["name"] == "Errors"]
+    assert ("LeftOut", "NotCounted") == (told["outcome"], told["reason"])
+    assert "http_requests_total" in only_trial(world)["message"]

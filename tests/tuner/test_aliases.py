@@ -10,6 +10,7 @@ from tunerkit.expositions import as_version, generations, recorded, registers, v
 V1_SINCE = {
     Quantity.PREEMPTIONS: "0.8.0",
     Quantity.FINISHED: "0.7.2",
+    Quantity.FAILED: "0.7.2",
     Quantity.ITERATIONS: "0.7.3",
     Quantity.PREFIX_QUERIES: "0.7.3",
     Quantity.PREFIX_HITS: "0.7.3",
@@ -18,6 +19,8 @@ V1_SINCE = {
 V0_SINCE = {Quantity.ITERATIONS: "0.6.4"}
 V0_NEVER = {Quantity.PREFIX_QUERIES, Quantity.PREFIX_HITS}
 OF_THE_PLUGIN = {Quantity.MAX_ACTIVE_SEQS}
+FROM_FIRST_REQUEST = {Quantity.HTTP_REQUESTS, Quantity.HTTP_ERRORS}
+"""Of the HTTP server; the recordings were taken before any request came in by it."""
 
 
 def snapshot(text: str) -> Snapshot:
@@ -30,7 +33,9 @@ def expected_missing(version: str, generation: str) -> set[Quantity]:
     since = V1_SINCE if generation == "v1" else V0_SINCE
     order = versions()
     missing = {q for q, first in since.items() if order.index(version) < order.index(first)}
-    return missing | OF_THE_PLUGIN | (V0_NEVER if generation == "v0" else set())
+    return (
+        missing | OF_THE_PLUGIN | FROM_FIRST_REQUEST | (V0_NEVER if generation == "v0" else set())
+    )
 
 
 def test_the_table_covers_the_supported_releases() -> None:
@@ -113,3 +118,55 @@ def test_sample_names_hold_everything_a_histogram_exports() -> None:
         for alias in spec.aliases:
             ends = ("_bucket", "_sum", "_count") if spec.kind is Kind.HISTOGRAM else ("",)
             assert all(alias.name + end in SAMPLE_NAMES for end in ends)
+
+
+def served(handler: str, status: str, count: int, method: str = "POST") -> str:
+    labels = f'handler="{handler}",method="{method}",status="{status}"'
+    return f"http_requests_total{{{labels}}} {count}.0\n"
+
+
+ANSWERED = served("/v1/completions", "2xx", 5) + served("/v1/chat/completions", "2xx", 7)
+
+
+def test_answers_and_errors_of_the_api_are_counted_and_nothing_else() -> None:
+    others = (
+        served("/v1/completions", "4xx", 100)
+        + served("/v1/models", "5xx", 100, method="GET")
+        + served("/kvserving/v1/probe", "5xx", 100)
+        + served("none", "5xx", 100)
+    )
+    values = snapshot(recorded(3) + ANSWERED + others).ranks["0"].values
+    assert (values[Quantity.HTTP_REQUESTS], values[Quantity.HTTP_ERRORS]) == (12, 0)
+    failed = others + served("/v1/completions", "5xx", 3)
+    values = snapshot(recorded(3) + ANSWERED + failed).ranks["0"].values
+    assert (values[Quantity.HTTP_REQUESTS], values[Quantity.HTTP_ERRORS]) == (15, 3)
+
+
+def test_requests_of_no_page_of_the_api_tell_nothing() -> None:
+    gaps = snapshot(recorded(3) + served("none", "2xx", 4)).gaps
+    assert {gaps[quantity] for quantity in FROM_FIRST_REQUEST} == {"absent"}
+
+
+def test_only_requests_that_finished_with_an_error_failed() -> None:
+    text = recorded(3).replace('finished_reason="error",model_name="tiny"} 0.0',
+                               'finished_reason="error",model_name="tiny"} 4.0')  # fmt: skip
+    before, values = (snapshot(each).ranks["0"].values for each in (recorded(3), text))
+    assert (before[Quantity.FAILED], values[Quantity.FAILED]) == (0, 4)
+    assert values[Quantity.FINISHED] == before[Quantity.FINISHED] + 4
+
+
+@pytest.mark.parametrize("ranks", [("0", "1"), ("3",)])
+def test_what_the_server_counts_makes_no_rank_up_and_none_of_them_partial(
+    ranks: tuple[str, ...],
+) -> None:
+    alike = recorded(3)
+    text = "".join(alike.replace('engine="0"', f'engine="{rank}"') for rank in ranks)
+    seen = snapshot(text + ANSWERED)
+    assert tuple(seen.ranks) == ranks
+    assert seen.gaps.keys() == OF_THE_PLUGIN
+    counts = [rank.values.get(Quantity.HTTP_REQUESTS, 0) for rank in seen.ranks.values()]
+    assert sum(counts) == 12
+
+
+def test_a_server_without_an_engine_has_no_ranks() -> None:
+    assert snapshot(ANSWERED).ranks == {}

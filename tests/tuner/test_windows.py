@@ -16,7 +16,7 @@ from kvserving_tuner.readings import Known, Unknown
 from kvserving_tuner.scrape import Scrape, parse
 from kvserving_tuner.settings import Windows
 from kvserving_tuner.snapshot import Cumulative, Rank, Snapshot, take
-from kvserving_tuner.windows import generation_slowdown, unexplained_departures, window
+from kvserving_tuner.windows import generation_slowdown, outcomes, unexplained_departures, window
 from tunerkit.expositions import recorded
 
 SETTINGS = Windows()
@@ -236,3 +236,56 @@ def test_increases_are_never_negative_and_never_span_a_restart(
             assert 0 <= seen.generation_tokens.value <= grown_since_start + 1e-9
             assert seen.span_seconds > 0
             assert seen.end <= now
+
+
+def outcome_counts(**counts: tuple[float, float]) -> list[Snapshot]:
+    """Two snapshots with these counters, each before and after."""
+    return [
+        snapshot(10.0 * n, {Quantity(name): ends[n] for name, ends in counts.items()})
+        for n in range(2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("counts", "ended", "failed"),
+    [
+        # Not streamed, a failure is in both counts: it is one.
+        ({"http_requests": (5, 25), "http_errors": (1, 4), "failed": (2, 5)}, 20, 3),
+        # Streamed, it is in the engine's alone; refused at the door, in the server's.
+        ({"http_requests": (5, 25), "http_errors": (1, 1), "failed": (2, 6)}, 20, 4),
+        ({"http_requests": (5, 25), "http_errors": (1, 9), "failed": (2, 2)}, 20, 8),
+        # One of them is enough.
+        ({"http_requests": (5, 25), "http_errors": (1, 9)}, 20, 8),
+        ({"finished": (0, 30), "failed": (0, 2)}, 30, 2),
+        # A scrape is not atomic.
+        ({"http_requests": (5, 5), "http_errors": (1, 1), "failed": (0, 2)}, 2, 2),
+    ],
+)
+def test_failures_are_counted_once(
+    counts: dict[str, tuple[float, float]], ended: float, failed: float
+) -> None:
+    assert outcomes(outcome_counts(**counts)) == (Known(ended, 10), Known(failed, 10))
+
+
+def test_no_count_of_failures_is_no_failure_known() -> None:
+    ended, failed = outcomes(outcome_counts(finished=(0, 30)))
+    assert (ended, failed) == (Known(30, 10), Unknown("absent"))
+    assert outcomes(outcome_counts()) == (Unknown("absent"), Unknown("absent"))
+
+
+def test_a_count_that_begins_within_a_window_is_not_known_in_it() -> None:
+    first = snapshot(0, {Quantity.FINISHED: 0.0})
+    served = {Quantity.HTTP_REQUESTS: 4.0, Quantity.HTTP_ERRORS: 4.0}
+    _, failed = outcomes([first, snapshot(10, {Quantity.FINISHED: 0.0, **served})])
+    assert failed == Unknown("absent")
+
+
+def test_failures_never_fall_below_those_of_a_process_before() -> None:
+    history = filled(
+        *(snapshot(5.0 * n, {Quantity.HTTP_ERRORS: 9.0, Quantity.HTTP_REQUESTS: 90.0 + n})
+          for n in range(3)),
+        *(snapshot(15.0 + 5 * n, {Quantity.HTTP_ERRORS: 1.0 + n, Quantity.HTTP_REQUESTS: 100.0 + n})
+          for n in range(3)),
+    )  # fmt: skip
+    assert history.epoch_reason is EpochReason.RESTART
+    assert outcomes(history.snapshots) == (Known(2, 25), Known(2, 25))

@@ -20,6 +20,9 @@ class Quantity(StrEnum):
     GENERATION_TOKENS = "generation_tokens"
     PROMPT_TOKENS = "prompt_tokens"
     FINISHED = "finished"
+    FAILED = "failed"
+    HTTP_REQUESTS = "http_requests"
+    HTTP_ERRORS = "http_errors"
     ITERATIONS = "iterations"
     PREFIX_QUERIES = "prefix_queries"
     PREFIX_HITS = "prefix_hits"
@@ -44,6 +47,11 @@ class Alias:
 
     name: str
     where: Mapping[str, str] = field(default_factory=dict)
+    begins: Mapping[str, str] = field(default_factory=dict)
+    """Labels by how their values must begin."""
+    summed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Labels of the series that are summed, by how their values may begin. The others only tell
+    that the metric is there: a series begins with its first event, and is 0 before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +66,22 @@ class Spec:
     aliases: tuple[Alias, ...]
     required: bool = False
     absent: str | None = None
+    of_server: bool = False
+    """Whether the HTTP server counts it, for all ranks behind it together."""
 
 
 def _names(*names: str) -> tuple[Alias, ...]:
     return tuple(Alias(name) for name in names)
 
+
+def _http(*statuses: str) -> Alias:
+    """Requests to the OpenAI API that were answered with a status that begins so."""
+    return Alias(
+        "http_requests_total", {"method": "POST"}, {"handler": "/v1/"}, {"status": statuses}
+    )
+
+
+_FROM_FIRST_REQUEST = "the HTTP server exports it from its first request on"
 
 SPECS: Mapping[Quantity, Spec] = {
     Quantity.RUNNING: Spec(Kind.GAUGE, _names("vllm:num_requests_running"), required=True),
@@ -95,6 +114,21 @@ SPECS: Mapping[Quantity, Spec] = {
         Kind.COUNTER,
         _names("vllm:request_success_total"),
         absent="the V1 engine exports it from vLLM 0.7.2",
+    ),
+    # Of the same counter, so that engines that never fail a request say so. In vLLM 0.32 requests
+    # end so by errors of the engine; one that is not streamed is answered with a 500 as well.
+    Quantity.FAILED: Spec(
+        Kind.COUNTER,
+        (Alias("vllm:request_success_total", {"finished_reason": "error"}),),
+        absent="older engines have no such reason, the V1 engine no counter before vLLM 0.7.2",
+    ),
+    # Of prometheus-fastapi-instrumentator. What clients did wrong (4xx) is no answer and no error;
+    # other pages than those of the OpenAI API, the plugin's among them, are no requests.
+    Quantity.HTTP_REQUESTS: Spec(
+        Kind.COUNTER, (_http("2", "5"),), absent=_FROM_FIRST_REQUEST, of_server=True
+    ),
+    Quantity.HTTP_ERRORS: Spec(
+        Kind.COUNTER, (_http("5"),), absent=_FROM_FIRST_REQUEST, of_server=True
     ),
     Quantity.ITERATIONS: Spec(
         Kind.COUNTER,

@@ -10,6 +10,7 @@ from kvserving_tuner.errors import (
     ChangeFailed,
     NoRuntimeAPI,
     Rejected,
+    ServerFailed,
     Unauthorized,
     Unreachable,
 )
@@ -60,7 +61,7 @@ def _read(target: str, response: httpx.Response) -> object:
         case 500 if _explained(document):
             raise ChangeFailed(target, _message(document, response), _reason(document))
         case status if status >= 500:
-            raise Unreachable(target, f"HTTP {status}: {_message(document, response)}")
+            raise ServerFailed(target, f"HTTP {status}: {_message(document, response)}")
         case status:
             raise BadAnswer(target, f"HTTP {status}: {_message(document, response)}")
 

@@ -44,6 +44,10 @@ class Unreachable(RuntimeAPIError):  # noqa: N818 - named after the state of the
     """The engine did not answer in time, or answered with a server error."""
 
 
+class ServerFailed(Unreachable):
+    """The engine answered with a server error."""
+
+
 class NoRuntimeAPI(RuntimeAPIError):  # noqa: N818 - likewise
     """The engine serves, but has no runtime API: a stock image, or the plugin is off."""
 

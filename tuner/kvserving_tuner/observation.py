@@ -94,6 +94,10 @@ class Window:
     generation_slowdown: Reading
     """Generation tokens per second and running request in the second half of the window over those
     in the first."""
+    ended: Reading
+    """Requests that were answered, or that the engine failed to answer."""
+    failed: Reading
+    """Those of them that failed by the engine's fault."""
 
     @property
     def span_seconds(self) -> float:

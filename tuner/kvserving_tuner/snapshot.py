@@ -79,6 +79,7 @@ def take(scrape: Scrape) -> Snapshot:
                 gaps.pop(quantity, None)
                 break
             gaps.setdefault(quantity, gap)
+    _give_to_a_rank(values, histograms)
     ranks = {
         engine: Rank(values[engine], histograms[engine])
         for engine in sorted(values.keys() | histograms.keys())
@@ -98,13 +99,12 @@ def take(scrape: Scrape) -> Snapshot:
     )
 
 
-def _matching(
-    by_name: Mapping[str, list[Sample]], name: str, where: Mapping[str, str]
-) -> list[Sample]:
+def _matching(by_name: Mapping[str, list[Sample]], alias: Alias, suffix: str = "") -> list[Sample]:
     return [
         sample
-        for sample in by_name.get(name, ())
-        if all(sample.labels.get(key) == value for key, value in where.items())
+        for sample in by_name.get(alias.name + suffix, ())
+        if all(sample.labels.get(key) == value for key, value in alias.where.items())
+        and all(sample.labels.get(key, "").startswith(start) for key, start in alias.begins.items())
     ]
 
 
@@ -118,17 +118,23 @@ def _read_values(
     quantity: Quantity,
     into: dict[str, dict[Quantity, float]],
 ) -> str | None:
-    samples = _matching(by_name, alias.name, alias.where)
+    samples = _matching(by_name, alias)
     if not samples:
         return "absent"
     sums: dict[str, float] = defaultdict(float)
     for sample in samples:
-        sums[_rank_of(sample)] += sample.value
+        sums[_rank_of(sample)] += sample.value if _is_summed(sample, alias) else 0.0
     if not all(math.isfinite(value) for value in sums.values()):
         return f"{alias.name} is not a number"
     for engine, value in sums.items():
         into[engine][quantity] = value
     return None
+
+
+def _is_summed(sample: Sample, alias: Alias) -> bool:
+    return all(
+        sample.labels.get(key, "").startswith(starts) for key, starts in alias.summed.items()
+    )
 
 
 def _read_histograms(
@@ -137,14 +143,14 @@ def _read_histograms(
     quantity: Quantity,
     into: dict[str, dict[Quantity, Cumulative]],
 ) -> str | None:
-    buckets = _matching(by_name, alias.name + "_bucket", alias.where)
+    buckets = _matching(by_name, alias, "_bucket")
     if not buckets:
         return "absent"
     counts: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
     totals: dict[str, float] = defaultdict(float)
     for sample in buckets:
         counts[_rank_of(sample)][_edge(sample)] += sample.value
-    for sample in _matching(by_name, alias.name + "_sum", alias.where):
+    for sample in _matching(by_name, alias, "_sum"):
         totals[_rank_of(sample)] += sample.value
     found: dict[str, Cumulative] = {}
     for engine, buckets_of in counts.items():
@@ -160,6 +166,23 @@ def _read_histograms(
     return None
 
 
+def _give_to_a_rank(
+    values: dict[str, dict[Quantity, float]], histograms: Mapping[str, object]
+) -> None:
+    """Put what the server counts on the first rank: it knows no ranks, and makes none up."""
+    of_server = {
+        quantity: rank.pop(quantity)
+        for rank in list(values.values())
+        for quantity in list(rank)
+        if SPECS[quantity].of_server
+    }
+    ranks = sorted({engine for engine, rank in values.items() if rank} | histograms.keys())
+    for engine in [engine for engine, rank in values.items() if not rank]:
+        del values[engine]
+    if ranks:
+        values[ranks[0]].update(of_server)
+
+
 def _edge(sample: Sample) -> float:
     edge = _number(sample.labels.get("le"))
     return math.nan if edge is None else edge
@@ -172,7 +195,8 @@ def _report_partial(
         have = sum(
             quantity in rank.values or quantity in rank.histograms for rank in ranks.values()
         )
-        if have < len(ranks) and quantity is not Quantity.MAX_ACTIVE_SEQS:
+        every = quantity is not Quantity.MAX_ACTIVE_SEQS and not SPECS[quantity].of_server
+        if have < len(ranks) and every:
             gaps[quantity] = f"{names.pop(quantity)} is there for {have} of {len(ranks)} ranks"
 
 

@@ -29,6 +29,7 @@ def window(
     span = part[-1].at - part[0].at
     if span < seconds * minimum_coverage:
         return Unknown(f"samples span {span:.0f} of {seconds:g} s")
+    ended, failed = outcomes(part)
     return Window(
         start=part[0].at,
         end=part[-1].at,
@@ -48,6 +49,8 @@ def window(
         answer_lengths=distribution(part, Quantity.ANSWER_LENGTHS),
         unexplained_departures=unexplained_departures(part),
         generation_slowdown=generation_slowdown(part),
+        ended=ended,
+        failed=failed,
     )
 
 
@@ -91,6 +94,24 @@ def increase(snapshots: Sequence[Snapshot], quantity: Quantity) -> Reading:
     if isinstance(ends, Unknown):
         return ends
     return Known(ends[1] - ends[0], snapshots[-1].at)
+
+
+def outcomes(snapshots: Sequence[Snapshot]) -> tuple[Reading, Reading]:
+    """Requests that ended, and those of them that failed by the engine's fault.
+
+    The server counts statuses, the engine why requests finished. A failure that is not streamed is
+    in both, one in the middle of a stream in the latter alone, and what never came to the engine in
+    the former alone: the larger number is of failures that there were at least.
+    """
+    errors = (increase(snapshots, Quantity.HTTP_ERRORS), increase(snapshots, Quantity.FAILED))
+    known = [each for each in errors if isinstance(each, Known)]
+    answered = increase(snapshots, Quantity.HTTP_REQUESTS)
+    if not isinstance(answered, Known):
+        answered = increase(snapshots, Quantity.FINISHED)
+    if not known or not isinstance(answered, Known):
+        return answered, errors[0]
+    failed = max(each.value for each in known)
+    return Known(max(answered.value, failed), answered.at), Known(failed, answered.at)
 
 
 def distribution(snapshots: Sequence[Snapshot], quantity: Quantity) -> Histogram | Unknown:

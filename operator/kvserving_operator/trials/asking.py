@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kvserving_operator.trials.background import Background
-from kvserving_tuner.errors import Rejected, RuntimeAPIError
+from kvserving_tuner.errors import ChangeFailed, Rejected, RuntimeAPIError, ServerFailed
 from kvserving_tuner.probes.client import ProbeClient
 from kvserving_tuner.probes.fitting import Fitted, fitted
 from kvserving_tuner.probes.tasks import reference_task
@@ -55,6 +55,8 @@ class Answer:
     baseline: float | None = None
     error: str = ""
     too_short: bool = False
+    failed: tuple[str, ...] = ()
+    """Engines that failed to answer: those count the request among their users'."""
     at: float = 0.0
     """When it was known, in seconds since the epoch."""
 
@@ -92,10 +94,8 @@ class Asking(Background[Answer]):
     async def _answer(self, ask: Ask) -> Answer:
         try:
             return await self._graded(ask)
-        except Rejected as error:
-            return Answer(ask, error=error.told)
         except RuntimeAPIError as error:
-            return Answer(ask, error=str(error))
+            return Answer(ask, error=_told(error))
 
     async def _graded(self, ask: Ask) -> Answer:
         one = ask.candidate or ask.baseline
@@ -109,8 +109,10 @@ class Asking(Background[Answer]):
             )
             return Answer(ask, error=message, too_short=True)
         grade, baseline = await asyncio.gather(
-            self._grade(ask, found, ask.candidate), self._grade(ask, found, ask.baseline)
+            self._tried(ask, found, ask.candidate), self._tried(ask, found, ask.baseline)
         )
+        if isinstance(grade, RuntimeAPIError) or isinstance(baseline, RuntimeAPIError):
+            return _failed(ask, grade, baseline)
         return Answer(ask, grade, ask.recorded if baseline is None else baseline)
 
     async def _found(self, ask: Ask, target: EngineTarget) -> Fitted:
@@ -119,6 +121,15 @@ class Asking(Background[Answer]):
             return await fitted(self._client, target, ask.model, cell.probe, ask.place, cell.tokens)
         task = reference_task(cell.prompts[ask.place])
         return Fitted(task, await self._client.question(target, ask.model, task.prompt))
+
+    async def _tried(
+        self, ask: Ask, found: Fitted, target: EngineTarget | None
+    ) -> float | RuntimeAPIError | None:
+        """A grade, or why there is none: what one engine fails says nothing of the other one."""
+        try:
+            return await self._grade(ask, found, target)
+        except RuntimeAPIError as error:
+            return error
 
     async def _grade(self, ask: Ask, found: Fitted, target: EngineTarget | None) -> float | None:
         if target is None:
@@ -129,3 +140,16 @@ class Asking(Background[Answer]):
             target, ask.model, found.token_ids, task.answer_tokens, salt
         )
         return task.grade(task.start + answer)
+
+
+def _failed(ask: Ask, *answers: object) -> Answer:
+    errors = [each for each in answers if isinstance(each, RuntimeAPIError)]
+    return Answer(
+        ask,
+        error=_told(errors[0]),
+        failed=tuple(e.target for e in errors if isinstance(e, ServerFailed | ChangeFailed)),
+    )
+
+
+def _told(error: RuntimeAPIError) -> str:
+    return error.told if isinstance(error, Rejected) else str(error)

@@ -43,6 +43,7 @@ def plan_of(
     percents = {
         Guard.TTFT: guards.ttft_max_increase_percent,
         Guard.TPOT: guards.tpot_max_increase_percent,
+        Guard.ERRORS: _in_points(guards.error_rate_max_increase_basis_points),
         Guard.PREEMPTIONS: guards.preemption_rate_max_increase_percent,
         Guard.THROUGHPUT: guards.throughput_max_drop_percent,
     }
@@ -70,13 +71,18 @@ def plan_of(
         max_samples=quality.max_samples,
         gain=gain,
         slo=slo,
-        # A drop of everything is no bound.
+        # A drop or a failure of everything is no bound.
         guards={
             guard: percent
             for guard, percent in percents.items()
-            if percent is not None and not (guard is Guard.THROUGHPUT and percent >= 100)
+            if percent is not None
+            and not (guard in (Guard.THROUGHPUT, Guard.ERRORS) and percent >= 100)
         },
     )
+
+
+def _in_points(basis_points: int | None) -> float | None:
+    return None if basis_points is None else basis_points / 100
 
 
 def fallback_of(policy: KVRollbackPolicySpec) -> KVSettings:

@@ -43,6 +43,8 @@ class Record(_Frozen):
     """When the newest answer of a probe that counts was known, in seconds since the epoch."""
     block_from: float = 0.0
     """Start of the block of time that is being measured, in seconds since the epoch."""
+    own_failures: Mapping[str, float] = Field(default_factory=dict)
+    """Tasks of the trial itself that engines have failed since then, by pod."""
 
     @property
     def remains(self) -> KVSettings:

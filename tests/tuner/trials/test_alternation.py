@@ -48,6 +48,16 @@ def test_a_change_that_costs_is_seen_in_every_pair() -> None:
     assert [numbers[Guard.TTFT] for numbers in found] == pytest.approx([0.2] * 4)
 
 
+def test_an_engine_that_fails_everything_is_not_idle() -> None:
+    failing = Arm(load=0.0, ended=40, failed=40)
+    turns, _ = Alternation().measured(failing)
+    _, numbers = turns.measured(Arm(load=1.0, ended=60, failed=0), most_failed=0.08)
+    assert numbers[Guard.ERRORS] == 0.08
+    turns, _ = Alternation().measured(Arm(load=0.0, ended=0, failed=0))
+    _, numbers = turns.measured(Arm(load=1.0, ended=60, failed=0))
+    assert numbers == {}
+
+
 @pytest.mark.parametrize("empty", [0, 1])
 def test_a_pair_with_an_empty_block_says_nothing(empty: int) -> None:
     loads = [1.0, 1.0]
@@ -63,7 +73,8 @@ def test_latencies_of_unlike_loads_are_not_compared() -> None:
 def test_an_arm_is_what_the_only_engine_did_in_a_whole_block() -> None:
     served = replace(window(finished=60, tpot=lengths(40)), ttft=lengths(200))
     found = arm_of(observation(engine(served)), NOW - 60)
-    assert found == (Arm(load=1.0, ttft=200.0, tpot=40.0, preemptions=0.0), NOW)
+    expected = Arm(load=1.0, ttft=200.0, tpot=40.0, preemptions=0.0, ended=60, failed=0)
+    assert found == (expected, NOW)
     assert arm_of(observation(engine(served)), NOW - 59) is None
     assert arm_of(observation(engine(Unknown("young"))), 0) is None
     assert arm_of(observation(engine(served), engine(served, name="b")), 0) is None

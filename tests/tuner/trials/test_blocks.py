@@ -19,7 +19,7 @@ def test_arms_that_are_alike_differ_in_nothing() -> None:
     seen = observation(engine(PLAIN, name="a"), engine(PLAIN, name="b"), engine(PLAIN, name="c"))
     block = block_of(seen, {"a"}, NOW - 60)
     assert block is not None
-    assert set(block.numbers) == {Guard.TTFT, Guard.TPOT, Guard.PREEMPTIONS, Guard.THROUGHPUT}
+    assert set(block.numbers) == set(Guard)
     assert set(block.numbers.values()) == {0.0}
     assert block.end == NOW
 
@@ -48,7 +48,52 @@ def test_latencies_of_unlike_loads_are_not_compared() -> None:
     busy = replace(PLAIN, finished=window(finished=90).finished, ttft=lengths(900))
     block = block_of(observation(engine(busy, name="a"), engine(PLAIN, name="b")), {"a"}, 0)
     assert block is not None
-    assert set(block.numbers) == {Guard.THROUGHPUT}
+    assert set(block.numbers) == {Guard.THROUGHPUT, Guard.ERRORS}
+
+
+def test_failed_requests_are_compared_whatever_the_loads_are() -> None:
+    for load in (20, 60, 300):
+        failing = window(finished=load, failed=load / 20)
+        seen = observation(engine(failing, name="a"), engine(PLAIN, name="b"))
+        block = block_of(seen, {"a"}, 0)
+        assert block is not None
+        assert block.numbers[Guard.ERRORS] > 0.03
+        other_way = block_of(seen, {"b"}, 0)
+        assert other_way is not None
+        assert other_way.numbers[Guard.ERRORS] == pytest.approx(-block.numbers[Guard.ERRORS])
+
+
+def test_failures_count_up_to_what_the_bound_has_room_for() -> None:
+    broken = observation(engine(window(finished=60, failed=60), name="a"), engine(PLAIN, name="b"))
+    for percent in (0.1, 2.0, 30.0):
+        plan = Plan(guards={Guard.ERRORS: percent})
+        block = block_of(broken, {"a"}, 0, most_failed=plan.most_failed)
+        assert block is not None
+        assert block.numbers[Guard.ERRORS] == plan.guard(Guard.ERRORS).high == plan.most_failed
+
+
+def test_engines_that_do_not_tell_of_failures_are_told_apart_from_those_without_any() -> None:
+    silent = window(finished=60, failed=None)
+    for one, other in ((silent, PLAIN), (PLAIN, silent)):
+        block = block_of(observation(engine(one, name="a"), engine(other, name="b")), {"a"}, 0)
+        assert block is not None
+        assert not block.tells_failures
+        assert Guard.ERRORS not in block.numbers
+    block = block_of(observation(engine(PLAIN, name="a"), engine(PLAIN, name="b")), {"a"}, 0)
+    assert block is not None
+    assert block.tells_failures
+    assert block.numbers[Guard.ERRORS] == 0
+
+
+@pytest.mark.parametrize(("own", "left"), [(1, 2 / 59), (3, 0), (5, 0)])
+def test_a_trials_own_requests_are_no_users(own: float, left: float) -> None:
+    failing = window(finished=60, failed=3)
+    seen = observation(engine(failing, name="a"), engine(PLAIN, name="b"))
+    block = block_of(seen, {"a"}, 0, own_failures={"a": own, "c": 9})
+    assert block is not None
+    assert block.numbers[Guard.ERRORS] == pytest.approx(left)
+    silent = observation(engine(window(failed=None), name="a"), engine(PLAIN, name="b"))
+    assert block_of(silent, {"a"}, 0, own_failures={"a": own}) is not None
 
 
 def test_fewer_requests_without_a_queue_are_no_fault_of_the_engine() -> None:

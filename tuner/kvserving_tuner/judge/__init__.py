@@ -16,6 +16,7 @@ from kvserving_tuner.judge.criteria import (
     symmetric,
     task,
 )
+from kvserving_tuner.judge.shares import Part, share_difference
 from kvserving_tuner.judge.verdict import (
     Cause,
     HardStop,
@@ -34,6 +35,7 @@ __all__ = [
     "Finding",
     "HardStop",
     "Outcome",
+    "Part",
     "Rules",
     "Split",
     "Trial",
@@ -50,6 +52,7 @@ __all__ = [
     "likelihood",
     "loads_are_comparable",
     "relative_rise",
+    "share_difference",
     "share_rise",
     "shortfall",
     "symmetric",

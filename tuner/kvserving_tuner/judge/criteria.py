@@ -10,6 +10,7 @@ from typing import Final
 
 from kvserving_tuner.errors import JudgeError
 from kvserving_tuner.judge.betting import Stakes
+from kvserving_tuner.judge.shares import most_of
 
 MOST_RISE_NATS: Final = 0.25
 """Largest change of a prompt's mean negative log-likelihood that counts as itself, in nats per
@@ -18,6 +19,9 @@ token: 28 % of perplexity. Beyond it a rise forbids a pass, and a fall counts as
 MOST_FALL: Final = 0.5
 """Largest relative improvement of a block that counts as itself: the stable arm is three times as
 large."""
+
+REQUESTS: Final = "share of requests"
+"""Unit of criteria that count requests which went wrong."""
 
 MISSED: Final = "share missed"
 """Unit of criteria that have an absolute limit and no other arm."""
@@ -95,10 +99,11 @@ def relative_rise(name: str, max_increase_percent: float) -> Criterion:
 
 
 def share_rise(name: str, max_increase: float) -> Criterion:
-    """Rise of a share of requests in blocks of time, as a difference of shares."""
+    """Rise of a share of requests in blocks of time, as `share_difference` tells it."""
     if not 0 <= max_increase < 1:
-        raise JudgeError(f"max_increase: expected a share from 0 to 1, got {max_increase}")
-    return _of_blocks(name, "share of requests", max_increase, -MOST_FALL)
+        raise JudgeError(f"max_increase: expected a share from 0 to below 1, got {max_increase}")
+    most, stakes = most_of(max_increase), _narrow(BLOCK_EFFECT)
+    return Criterion(name, REQUESTS, max_increase, -most, most, stakes, stakes)
 
 
 def goodput_loss(name: str, least_ratio: float) -> Criterion:

@@ -7,9 +7,12 @@ switch between them. Source of the design: switchback experiments, Bojinov, Simc
 "Design and Analysis of Switchback Experiments", Management Science 69 (2023).
 """
 
+from collections.abc import Mapping
+
+from kvserving_tuner.judge.shares import LEAST_RANGE
 from kvserving_tuner.observation import Observation, Window
 from kvserving_tuner.settings import Slo
-from kvserving_tuner.trials.blocks import Arm, compared
+from kvserving_tuner.trials.blocks import Arm, compared, without
 from kvserving_tuner.trials.plan import Frozen
 
 SETTLING_SECONDS = 15.0
@@ -30,20 +33,25 @@ class Alternation(Frozen):
         begins = self.pair % 2 == 0
         return begins if self.first is None else not begins
 
-    def measured(self, arm: Arm) -> tuple["Alternation", dict[str, float]]:
+    def measured(
+        self, arm: Arm, most_failed: float = LEAST_RANGE
+    ) -> tuple["Alternation", dict[str, float]]:
         """After a block of this arm, and what the pair says of each guard once it is complete."""
         if self.first is None:
             return self.model_copy(update={"first": arm}), {}
         candidate, stable = (arm, self.first) if self.with_change else (self.first, arm)
         # Where nobody asked anything in one of them, the load changed and not the engine.
-        numbers = (
-            compared(candidate, stable, turns=True) if min(candidate.load, stable.load) > 0 else {}
-        )
+        numbers = {}
+        if not candidate.idle and not stable.idle:
+            numbers = compared(candidate, stable, turns=True, most_failed=most_failed)
         return Alternation(pair=self.pair + 1), numbers
 
 
 def arm_of(
-    observation: Observation, since: float, slo: Slo | None = None
+    observation: Observation,
+    since: float,
+    slo: Slo | None = None,
+    own_failures: Mapping[str, float] | None = None,
 ) -> tuple[Arm, float] | None:
     """What the only engine did in a block that begins at `since` or later, and when that ended.
 
@@ -51,7 +59,9 @@ def arm_of(
     """
     if len(observation.engines) != 1:
         return None
-    window = observation.engines[0].full
+    (engine,) = observation.engines
+    window = engine.full
     if not isinstance(window, Window) or window.start < since:
         return None
+    window = without(window, (own_failures or {}).get(engine.target, 0.0))
     return Arm.of([window], slo), window.end

@@ -1,13 +1,14 @@
 """Blocks of time: what engines with a change and engines without it did in the same window."""
 
 import math
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from kvserving_tuner.histograms import Histogram
-from kvserving_tuner.judge import loads_are_comparable, shortfall, symmetric
+from kvserving_tuner.judge import Part, loads_are_comparable, share_difference, shortfall, symmetric
+from kvserving_tuner.judge.shares import LEAST_RANGE
 from kvserving_tuner.observation import GaugeWindow, Observation, Window
-from kvserving_tuner.readings import Known
+from kvserving_tuner.readings import Known, Reading, total
 from kvserving_tuner.settings import Slo
 from kvserving_tuner.trials.goodput import goodput
 from kvserving_tuner.trials.plan import GOODPUT_GAIN, Frozen, Guard
@@ -30,6 +31,10 @@ class Arm(Frozen):
     goodput: float | None = None
     """Requests finished within the targets of latency in a second, of all engines together."""
     engines: int = 1
+    ended: float | None = None
+    """Requests that were answered or failed, of all engines together."""
+    failed: float | None = None
+    """Those of them that failed by an engine's fault."""
     queued: bool = True
     """Whether requests waited at every engine, so that what they finished is what they can."""
 
@@ -42,10 +47,24 @@ class Arm(Frozen):
             engines=len(windows),
             queued=all(_waiting(window) >= LEAST_WAITING for window in windows),
             load=_rate(windows, "finished"),
+            ended=_sum(window.ended for window in windows),
+            failed=_sum(window.failed for window in windows),
             ttft=_mean(window.ttft for window in windows),
             tpot=_mean(window.tpot for window in windows),
             preemptions=_per_request(windows),
         )
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody asked anything."""
+        return not self.load and not self.ended
+
+    @property
+    def outcomes(self) -> Part | None:
+        """Failed requests; None where engines do not tell of them."""
+        if self.ended is None or self.failed is None:
+            return None
+        return Part(self.failed, self.ended)
 
 
 @dataclass(frozen=True)
@@ -54,6 +73,8 @@ class Block:
 
     end: float
     numbers: dict[str, float] = field(default_factory=dict)
+    tells_failures: bool = True
+    """Whether engines say how many requests failed."""
 
 
 def block_of(
@@ -63,11 +84,14 @@ def block_of(
     slo: Slo | None = None,
     *,
     weighted: bool = False,
+    most_failed: float = LEAST_RANGE,
+    own_failures: Mapping[str, float] | None = None,
 ) -> Block | None:
     """The block that begins at `since` or later; None before every engine has a whole one.
 
     Gain is measured where targets of latency are given. `weighted` says that a route decides how
     much each arm serves: then only loads that are alike per engine tell a gain from a share.
+    `own_failures` are requests of the trial itself that engines have failed, by engine.
     """
     candidate: list[Window] = []
     stable: list[Window] = []
@@ -75,21 +99,49 @@ def block_of(
         window = engine.full
         if not isinstance(window, Window) or window.start < since:
             return None
+        window = without(window, (own_failures or {}).get(engine.target, 0.0))
         (candidate if engine.target in candidates else stable).append(window)
     if not candidate or not stable:
         return None
     end = max(window.end for window in (*candidate, *stable))
-    return Block(end, compared(Arm.of(candidate, slo), Arm.of(stable, slo), weighted=weighted))
+    arms = Arm.of(candidate, slo), Arm.of(stable, slo)
+    numbers = compared(*arms, weighted=weighted, most_failed=most_failed)
+    return Block(end, numbers, all(arm.outcomes is not None for arm in arms))
+
+
+def without(window: Window, own_failures: float) -> Window:
+    """A window without the failures of requests that were no user's."""
+    ended, failed = window.ended, window.failed
+    if not isinstance(ended, Known) or not isinstance(failed, Known):
+        return window
+    # What failed after the window's last sample is no more than the window has.
+    own = min(own_failures, failed.value)
+    return replace(
+        window,
+        ended=replace(ended, value=ended.value - own),
+        failed=replace(failed, value=failed.value - own),
+    )
 
 
 def compared(
-    candidate: Arm, stable: Arm, *, weighted: bool = False, turns: bool = False
+    candidate: Arm,
+    stable: Arm,
+    *,
+    weighted: bool = False,
+    turns: bool = False,
+    most_failed: float = LEAST_RANGE,
 ) -> dict[str, float]:
     """A number for each guard that both arms say something of, and for the gain; bad is high.
 
     `turns` says that the arms are one engine at different times, which its clients all ask.
+    `most_failed` is the share of failed requests that counts at most.
     """
     numbers: dict[str, float] = {}
+    if candidate.outcomes is not None and stable.outcomes is not None:
+        # Whatever the loads are: an engine may be slow under load, but has to answer.
+        difference = share_difference(candidate.outcomes, stable.outcomes, most_failed)
+        if difference is not None:
+            numbers[Guard.ERRORS] = difference
     low, high = sorted((candidate.load, stable.load))
     # Latencies of unlike loads say more about the loads than about the change.
     alike = low > 0 and loads_are_comparable(candidate.load, stable.load)
@@ -122,6 +174,11 @@ def _rate(arm: Sequence[Window], name: str) -> float:
     """Increase a second and engine."""
     rates = [_number(getattr(window, name)) / window.span_seconds for window in arm]
     return math.fsum(rates) / len(rates)
+
+
+def _sum(readings: Iterable[Reading]) -> float | None:
+    found = total(readings)
+    return found.value if isinstance(found, Known) else None
 
 
 def _mean(histograms: Iterable[object]) -> float | None:

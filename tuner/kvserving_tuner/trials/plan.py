@@ -20,6 +20,7 @@ from kvserving_tuner.judge import (
     share_rise,
     task,
 )
+from kvserving_tuner.judge.shares import most_of
 from kvserving_tuner.probes.names import Probe
 from kvserving_tuner.settings import Slo
 
@@ -96,7 +97,8 @@ class Plan(Frozen):
     min_samples: int = 30
     max_samples: int = 4000
     guards: dict[Guard, float] = {}
-    """Largest accepted rise (of throughput: fall) in percent; a guard that is missing is off."""
+    """Largest accepted rise (of throughput: fall) in percent, of errors in percentage points; a
+    guard that is missing is off."""
 
     gain: Gain | None = None
     """What has to be gained; None for a change that a person asked for."""
@@ -157,6 +159,11 @@ class Plan(Frozen):
     def targets(self) -> Slo | None:
         """What goodput is measured against; None where no gain is asked for."""
         return None if self.gain is None else self.slo
+
+    @property
+    def most_failed(self) -> float:
+        """Share of failed requests of a block that counts at most."""
+        return most_of(self.guards.get(Guard.ERRORS, 0.0) / 100)
 
     def of_blocks(self, name: str) -> Criterion | None:
         """Criterion of a number that blocks of time have; None where it is not judged."""

@@ -159,6 +159,11 @@ class Progress(Frozen):
         update = {"left_out": {**self.left_out, name: entry}, "evidence": evidence}
         return self.model_copy(update=update)
 
+    def takes_in(self, name: str) -> "Progress":
+        """With a criterion that was left out."""
+        left_out = {other: entry for other, entry in self.left_out.items() if other != name}
+        return self.model_copy(update={"left_out": left_out})
+
     def becomes(self, state: State, **update: object) -> "Progress":
         """In another state."""
         return self.model_copy(update={"state": state, "note": "", **update})
