@@ -146,3 +146,19 @@ def test_a_turn_in_which_everything_fails_is_a_turn() -> None:
     moved = with_block(turns, facts(), seen(observation(engine(broken))))
     assert moved.progress.alternation is not None
     assert not moved.progress.alternation.with_change
+
+
+def test_what_candidates_carry_over_is_kept_from_block_to_block_and_not_over_a_switch() -> None:
+    begun = record("a")
+    calm = window(finished=30, tokens=2500, waiting=0)
+    found = observation(engine(calm), engine(SERVED, name="b"))
+    once = with_block(begun, facts(), seen(found))
+    assert (begun.progress.rested, once.progress.rested) == (False, True)
+    later = {"start": NOW, "end": NOW + 60}
+    busy = observation(
+        engine(replace(calm, waiting=SERVED.waiting, **later)),  # type: ignore[arg-type]
+        engine(replace(SERVED, **later), name="b"),  # type: ignore[arg-type]
+    )
+    assert with_block(once, facts(), seen(busy, NOW + 60)).progress.rested
+    switched = with_block(once, facts(changed=frozenset()), seen(busy, NOW + 60))
+    assert not switched.progress.rested

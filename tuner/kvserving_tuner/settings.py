@@ -42,6 +42,11 @@ class Slo(_Frozen):
     tpot_ms: float | None = Field(default=None, gt=0)
     percentile: float = Field(default=95, gt=0, le=100)
 
+    @property
+    def missed_share(self) -> float:
+        """Share of requests that may miss a target."""
+        return (100 - self.percentile) / 100
+
 
 class Cooldowns(_Frozen):
     """Quiet time after a change, by what it costs; in a storm lowering the cap does not wait."""

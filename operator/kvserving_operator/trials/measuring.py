@@ -25,7 +25,8 @@ def with_block(record: Record, facts: Facts, seen: Seen) -> Record:
         return _with_turn(record, progress.alternation, facts, seen)
     serving = progress.candidates and facts.changed >= set(progress.candidates)
     if not (progress.state is State.RUNNING and serving):
-        return _begin(record, seen.now)
+        rested = progress.model_copy(update={"rested": False})
+        return _begin(record.model_copy(update={"progress": rested}), seen.now)
     if seen.observation is None or facts.blocked:
         return record
     plan = record.plan
@@ -33,13 +34,15 @@ def with_block(record: Record, facts: Facts, seen: Seen) -> Record:
         seen.observation,
         progress.candidates,
         record.block_from,
-        plan.targets,
+        plan.slo,
         weighted=plan.weighted,
         most_failed=plan.most_failed,
         own_failures=record.own_failures,
+        rested=progress.rested,
     )
     if block is None:
         return record
+    progress = progress.model_copy(update={"rested": block.rested})
     return _compared(record, progress, block)
 
 
@@ -51,14 +54,14 @@ def _with_turn(record: Record, alternation: Alternation, facts: Facts, seen: See
     if seen.observation is None or facts.blocked or facts.wish is Wish.PAUSE:
         return record
     plan = record.plan
-    found = arm_of(seen.observation, record.block_from, plan.targets, record.own_failures)
+    found = arm_of(seen.observation, record.block_from, plan.slo, record.own_failures)
     if found is None:
         return record
     arm, end = found
     if alternation.with_change and arm.idle:
         # The trial waits for requests with the change in force.
         return _begin(record, end)
-    alternation, numbers = alternation.measured(arm, plan.most_failed)
+    alternation, numbers = alternation.measured(arm, plan.slo, plan.most_failed)
     progress = progress.model_copy(update={"alternation": alternation})
     return _compared(record, progress, Block(end, numbers, arm.outcomes is not None))
 

@@ -6,7 +6,7 @@ import pytest
 
 from kvserving_tuner.readings import Unknown
 from kvserving_tuner.trials.alternation import Alternation, arm_of
-from kvserving_tuner.trials.blocks import Arm
+from kvserving_tuner.trials.arm import Arm
 from kvserving_tuner.trials.plan import Guard
 from tunerkit.build import NOW, engine, lengths, observation, window
 
@@ -73,7 +73,16 @@ def test_latencies_of_unlike_loads_are_not_compared() -> None:
 def test_an_arm_is_what_the_only_engine_did_in_a_whole_block() -> None:
     served = replace(window(finished=60, tpot=lengths(40)), ttft=lengths(200))
     found = arm_of(observation(engine(served)), NOW - 60)
-    expected = Arm(load=1.0, ttft=200.0, tpot=40.0, preemptions=0.0, ended=60, failed=0)
+    expected = Arm(
+        load=1.0,
+        ttft=200.0,
+        tpot=40.0,
+        preemptions=0.0,
+        ended=60,
+        failed=0,
+        work=(1.0, 5000 / 60),
+        backlog=5.0,
+    )
     assert found == (expected, NOW)
     assert arm_of(observation(engine(served)), NOW - 59) is None
     assert arm_of(observation(engine(Unknown("young"))), 0) is None

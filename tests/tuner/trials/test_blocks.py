@@ -1,14 +1,20 @@
 """Blocks of time: engines with a change beside engines without it."""
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from kvserving_tuner.histograms import Histogram
 from kvserving_tuner.judge import shortfall
-from kvserving_tuner.readings import Unknown
+from kvserving_tuner.observation import GaugeWindow, Window
+from kvserving_tuner.readings import Known, Unknown
 from kvserving_tuner.settings import Slo
-from kvserving_tuner.trials.blocks import Arm, block_of, compared
-from kvserving_tuner.trials.plan import GOODPUT_GAIN, Gain, Guard, Plan
+from kvserving_tuner.trials.alternation import Alternation
+from kvserving_tuner.trials.arm import Arm
+from kvserving_tuner.trials.blocks import block_of, compared
+from kvserving_tuner.trials.plan import GOODPUT_GAIN, TARGETS, Gain, Guard, Plan
 from tunerkit.build import NOW, engine, lengths, observation, window
 
 PLAIN = window(finished=60, preemptions=3, tpot=lengths(40))
@@ -183,4 +189,125 @@ def test_numbers_of_blocks_are_judged_where_the_plan_says_so() -> None:
     assert gain is not None
     assert gain.bound == pytest.approx(0.01 / 1.99)
     assert Plan().of_blocks(GOODPUT_GAIN) is None
-    assert Plan().targets is None
+
+
+SLO = Slo(ttft_ms=500, tpot_ms=50, percentile=95)
+
+
+def seconds(late: float, count: float = 100) -> Histogram:
+    """Latencies of which so many are above half a second, and all are above 50 ms."""
+    return Histogram((0.05, 0.5, math.inf), (0.0, count - late, late), 0.3 * count)
+
+
+def gauges(first: float, last: float) -> GaugeWindow:
+    return GaugeWindow(first, last, min(first, last), (first + last) / 2, max(first, last), last)
+
+
+def lighter(late: float, **changes: object) -> Window:
+    """A window of half the load of `PLAIN`, in which nobody waits at first."""
+    light = window(finished=30, tokens=2500, waiting=0)
+    return replace(light, ttft=seconds(late), **changes)  # type: ignore[arg-type]
+
+
+KEEPS = replace(PLAIN, ttft=seconds(4))
+
+
+def targets(candidate: Window, stable: Window, slo: Slo = SLO, **more: Any) -> dict[str, float]:
+    seen = observation(engine(candidate, name="a"), engine(stable, name="b"))
+    block = block_of(seen, {"a"}, NOW - 60, slo, **more)
+    assert block is not None
+    return {name: n for name, n in block.numbers.items() if name in TARGETS.values()}
+
+
+def test_where_loads_are_unlike_the_targets_are_what_is_kept() -> None:
+    assert targets(lighter(15), KEEPS) == {"TTFTTarget": pytest.approx(0.15)}
+    assert targets(lighter(1), KEEPS) == {"TTFTTarget": pytest.approx(0.01)}
+    # Both of them late: nothing against the candidate.
+    assert targets(lighter(50), replace(KEEPS, ttft=seconds(40))) == {"TTFTTarget": 0.05}
+    # By percentile.
+    p80 = Slo(ttft_ms=500, percentile=80)
+    overloaded = replace(KEEPS, ttft=seconds(15))
+    assert targets(lighter(60), overloaded, p80) == {"TTFTTarget": pytest.approx(0.6)}
+
+
+def test_doubt_between_two_edges_is_in_the_candidates_favor() -> None:
+    tpot = seconds(0)
+    between = Slo(tpot_ms=200)
+    # Of the candidate none is surely late, of the other all may be.
+    assert targets(lighter(0, tpot=tpot), replace(KEEPS, tpot=tpot), between) == {
+        "TPOTTarget": pytest.approx(0.05 - 0.2)
+    }
+    # Of an answer of one token there is no time per further token.
+    assert targets(lighter(0, tpot=seconds(0, 0)), replace(KEEPS, tpot=tpot), between) == {}
+
+
+def test_without_targets_or_latencies_nothing_changes() -> None:
+    assert targets(lighter(90), KEEPS, Slo()) == {}
+    assert targets(replace(lighter(90), ttft=Unknown("renamed")), KEEPS) == {}
+    assert targets(lighter(90), replace(KEEPS, ttft=Unknown("renamed"))) == {}
+
+
+def test_latencies_of_like_loads_are_compared_with_each_other_alone() -> None:
+    alike = replace(KEEPS, waiting=gauges(0, 0), ttft=seconds(90))
+    assert targets(alike, KEEPS) == {}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"finished": Known(90, NOW)},
+        # So many came, and wait.
+        {"waiting": gauges(0, 50)},
+        {"running": gauges(8, 58)},
+        {"prompt_tokens": Known(5000, NOW)},
+        # What is not known is no reason to judge.
+        {"prompt_tokens": Unknown("renamed")},
+        {"running": Unknown("renamed")},
+    ],
+)
+def test_who_has_more_to_do_is_not_held_to_the_targets(more: dict[str, Any]) -> None:
+    assert targets(lighter(90), KEEPS)
+    assert targets(lighter(90, **more), KEEPS) == {}
+
+
+def rested(candidate: Window, stable: Window, since: float = NOW - 60, **more: Any) -> bool:
+    block = block_of(
+        observation(engine(candidate, name="a"), engine(stable, name="b")), {"a"}, since, **more
+    )
+    assert block is not None
+    return block.rested
+
+
+def test_what_is_left_over_from_a_heavier_load_is_not_held_against_the_candidate() -> None:
+    queue = lighter(90, waiting=gauges(40, 40))
+    assert targets(queue, KEEPS) == {}
+    # A queue that has come about under the lighter load is its own.
+    assert targets(queue, KEEPS, rested=True)
+    assert rested(lighter(0), KEEPS)
+    assert rested(queue, KEEPS, rested=True)
+    assert not rested(queue, KEEPS)
+    assert not rested(replace(lighter(0), finished=Known(90, NOW)), KEEPS, rested=True)
+    # Nothing is known of the time between.
+    assert not rested(queue, KEEPS, NOW - 600, rested=True)
+    assert not rested(replace(queue, waiting=Unknown("renamed")), KEEPS)
+
+
+def test_turns_of_one_engine_are_held_to_the_targets_too() -> None:
+    first = Arm.of([lighter(90)], SLO)
+    assert Arm.model_validate_json(first.model_dump_json()) == first
+    turns, _ = Alternation().measured(first, SLO)
+    _, numbers = turns.measured(Arm.of([KEEPS], SLO), SLO)
+    assert numbers["TTFTTarget"] == pytest.approx(0.2)
+    turns, _ = Alternation().measured(Arm.of([lighter(90, waiting=gauges(40, 40))], SLO), SLO)
+    _, numbers = turns.measured(Arm.of([KEEPS], SLO), SLO)
+    assert "TTFTTarget" not in numbers
+
+
+def test_a_target_is_guarded_where_its_latency_is() -> None:
+    plan = Plan(guards={Guard.TTFT: 10.0}, slo=SLO)
+    assert plan.guarding == {"TTFT", "TTFTTarget"}
+    criterion = plan.of_blocks("TTFTTarget")
+    assert criterion is not None
+    assert criterion.bound == pytest.approx(0.05)
+    assert plan.of_blocks("TPOTTarget") is None
+    assert Plan(guards={Guard.ERRORS: 1.0}).guarding == {"Errors"}

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvserving_tuner.judge import HardStop
+from kvserving_tuner.judge import Cause, HardStop
 from kvserving_tuner.trials.alternation import Alternation
-from kvserving_tuner.trials.blocks import Arm
+from kvserving_tuner.trials.arm import Arm
 from kvserving_tuner.trials.machine import (
     MOST_SECONDS,
     Facts,
@@ -149,6 +149,22 @@ def test_a_guard_rolls_back_to_what_was_in_force() -> None:
     assert fleet.progress.conclusion is not None
     assert not fleet.progress.conclusion.to_fallback
     assert "TTFT" in fleet.progress.conclusion.message
+
+
+@pytest.mark.parametrize("name", ["TTFTTarget", "Errors"])
+def test_a_missed_target_and_failed_requests_are_violations_too(name: str) -> None:
+    plan = PLAN.model_copy(update={"guards": {Guard.TTFT: 10.0, Guard.ERRORS: 0.1}})
+    fleet = running(plan)
+    criterion = plan.of_blocks(name)
+    assert criterion is not None
+    fleet.progress = fleet.progress.compared(criterion, [criterion.high] * 5)
+    assert fleet.look().state is State.RUNNING
+    fleet.progress = fleet.progress.compared(criterion, [criterion.high] * 15)
+    fleet.look()
+    assert fleet.progress.conclusion is not None
+    assert fleet.progress.conclusion.reason is Cause.GUARD_VIOLATED
+    assert name in fleet.progress.conclusion.message
+    assert not fleet.progress.conclusion.to_fallback
 
 
 @pytest.mark.parametrize("seconds", [50.0, 3600.0])

@@ -14,9 +14,10 @@ from kvserving_tuner.judge.criteria import (
     share_rise,
     shortfall,
     symmetric,
+    target_missed,
     task,
 )
-from kvserving_tuner.judge.shares import Part, share_difference
+from kvserving_tuner.judge.shares import Part, share_difference, share_missed
 from kvserving_tuner.judge.verdict import (
     Cause,
     HardStop,
@@ -53,8 +54,10 @@ __all__ = [
     "loads_are_comparable",
     "relative_rise",
     "share_difference",
+    "share_missed",
     "share_rise",
     "shortfall",
     "symmetric",
+    "target_missed",
     "task",
 ]

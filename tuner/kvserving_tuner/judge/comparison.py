@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from kvserving_tuner.errors import JudgeError
 from kvserving_tuner.judge.betting import Evidence, MeanTest
-from kvserving_tuner.judge.criteria import GAIN, MISSED, REQUESTS, Criterion, drop_percent
+from kvserving_tuner.judge.criteria import GAIN, LATE, MISSED, REQUESTS, Criterion, drop_percent
 from kvserving_tuner.judge.interval import NOTHING, Interval, MeanInterval, Sums
 
 INTERVAL_ALPHA = 0.05
@@ -106,7 +106,7 @@ class Finding:
         bound = f"{self.bound_percent:.2f} %"
         if self.unit == GAIN:
             return f"{self.name}: {self.percent:+.2f} % {seen}, more than {bound} has to be shown"
-        said = {MISSED: "missed", REQUESTS: "more failed"}.get(self.unit, "worse")
+        said = {MISSED: "missed", REQUESTS: "more failed", LATE: "late"}.get(self.unit, "worse")
         return f"{self.name}: {self.percent:.2f} % {said} {seen}, at most {bound} accepted"
 
 

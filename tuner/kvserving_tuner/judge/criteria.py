@@ -23,6 +23,9 @@ large."""
 REQUESTS: Final = "share of requests"
 """Unit of criteria that count requests which went wrong."""
 
+LATE: Final = "share late"
+"""Unit of criteria that count requests which missed a target of latency."""
+
 MISSED: Final = "share missed"
 """Unit of criteria that have an absolute limit and no other arm."""
 
@@ -104,6 +107,17 @@ def share_rise(name: str, max_increase: float) -> Criterion:
         raise JudgeError(f"max_increase: expected a share from 0 to below 1, got {max_increase}")
     most, stakes = most_of(max_increase), _narrow(BLOCK_EFFECT)
     return Criterion(name, REQUESTS, max_increase, -most, most, stakes, stakes)
+
+
+def target_missed(name: str, allowed: float) -> Criterion:
+    """Share of requests that miss a target of latency in blocks, as `share_missed` tells it.
+
+    `allowed` is the share that the target's percentile leaves.
+    """
+    if not 0 <= allowed < 1:
+        raise JudgeError(f"allowed: expected a share from 0 to below 1, got {allowed}")
+    most, stakes = most_of(allowed), _narrow(BLOCK_EFFECT)
+    return Criterion(name, LATE, allowed, allowed - most, most, stakes, stakes)
 
 
 def goodput_loss(name: str, least_ratio: float) -> Criterion:

@@ -47,6 +47,22 @@ def share_difference(candidate: Part, stable: Part, most: float) -> float | None
     return _drawn(candidate, drawn, most) - _drawn(stable, drawn, most)
 
 
+def share_missed(candidate: Part, stable: Part, allowed: float) -> float | None:
+    """Candidate's share of requests that miss a target; above `allowed` it counts against it.
+
+    It does so in blocks in which the stable arm keeps the target. In all others it counts as
+    `allowed` at most: less by what the candidate misses less often. So the mean is at most
+    `allowed` for arms that miss alike, however often they do. Counts as in `share_difference`; None
+    where an arm has no requests.
+    """
+    drawn = math.floor(min(candidate.of, stable.of))
+    if drawn < 1:
+        return None
+    most = most_of(allowed)
+    missed, other = _drawn(candidate, drawn, most), _drawn(stable, drawn, most)
+    return missed if other <= allowed else allowed + min(0.0, missed - other)
+
+
 def _drawn(part: Part, drawn: int, most: float) -> float:
     """Mean of the share among so many drawn without return (hypergeometric), up to `most`."""
     count, of = round(part.count), round(part.of)

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from kvserving_tuner.judge.shares import LEAST_RANGE
 from kvserving_tuner.observation import Observation, Window
 from kvserving_tuner.settings import Slo
-from kvserving_tuner.trials.blocks import Arm, compared, without
+from kvserving_tuner.trials.arm import Arm, without
+from kvserving_tuner.trials.blocks import compared
 from kvserving_tuner.trials.plan import Frozen
 
 SETTLING_SECONDS = 15.0
@@ -34,7 +35,7 @@ class Alternation(Frozen):
         return begins if self.first is None else not begins
 
     def measured(
-        self, arm: Arm, most_failed: float = LEAST_RANGE
+        self, arm: Arm, slo: Slo | None = None, most_failed: float = LEAST_RANGE
     ) -> tuple["Alternation", dict[str, float]]:
         """After a block of this arm, and what the pair says of each guard once it is complete."""
         if self.first is None:
@@ -43,7 +44,15 @@ class Alternation(Frozen):
         # Where nobody asked anything in one of them, the load changed and not the engine.
         numbers = {}
         if not candidate.idle and not stable.idle:
-            numbers = compared(candidate, stable, turns=True, most_failed=most_failed)
+            numbers = compared(
+                candidate,
+                stable,
+                slo,
+                turns=True,
+                most_failed=most_failed,
+                # What waits when a turn begins is left over from another one.
+                rested=candidate.begins_rested,
+            )
         return Alternation(pair=self.pair + 1), numbers
 
 

@@ -165,7 +165,7 @@ def _screen(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Prog
 
 def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progress:
     progress = _with_pods(plan, progress, facts)
-    guards = {name: c for name, c in progress.evidence.items() if name in set(plan.guards)}
+    guards = {name: c for name, c in progress.evidence.items() if name in plan.guarding}
     gain = progress.compared_by(plan.goodput())
     quality = progress.quality(SERVED)
     shown = {*facts.tasks, *progress.likelihood(SERVED)}

@@ -18,6 +18,7 @@ from kvserving_tuner.judge import (
     likelihood,
     relative_rise,
     share_rise,
+    target_missed,
     task,
 )
 from kvserving_tuner.judge.shares import most_of
@@ -46,6 +47,10 @@ class Guard(StrEnum):
     ERRORS = "Errors"
     PREEMPTIONS = "Preemptions"
     THROUGHPUT = "Throughput"
+
+
+TARGETS: Final = {Guard.TTFT: "TTFTTarget", Guard.TPOT: "TPOTTarget"}
+"""Names of the evidence on targets of latency, where loads are too unlike to compare latencies."""
 
 
 class Gain(StrEnum):
@@ -106,7 +111,7 @@ class Plan(Frozen):
     """Most time that the last step waits for the gain to show: 240 blocks of a minute show 5 %
     where blocks of equal engines differ by a tenth (`benchmarks/judge_error_rates.py`)."""
     slo: Slo = Slo()
-    """Targets within which a request counts towards goodput."""
+    """Targets within which a request counts towards goodput, and which a change has to keep."""
 
     def pods(self, step: int, ready: int) -> int:
         """Pods that have the candidate's settings in a step, of so many that are ready."""
@@ -156,9 +161,10 @@ class Plan(Frozen):
         return None if self.gain is None else goodput_gain(GOODPUT_GAIN, self.gain.least_ratio)
 
     @property
-    def targets(self) -> Slo | None:
-        """What goodput is measured against; None where no gain is asked for."""
-        return None if self.gain is None else self.slo
+    def guarding(self) -> frozenset[str]:
+        """Names of the evidence that guards can have."""
+        targets = {name for guard, name in TARGETS.items() if guard in self.guards}
+        return frozenset({*self.guards, *targets})
 
     @property
     def most_failed(self) -> float:
@@ -169,8 +175,11 @@ class Plan(Frozen):
         """Criterion of a number that blocks of time have; None where it is not judged."""
         if name == GOODPUT_GAIN:
             return self.goodput()
-        guard = Guard(name)
-        return self.guard(guard) if guard in self.guards else None
+        if name not in self.guarding:
+            return None
+        if name in TARGETS.values():
+            return target_missed(name, self.slo.missed_share)
+        return self.guard(Guard(name))
 
     def task(self, name: str) -> Criterion:
         """Criterion of a task probe."""

@@ -117,6 +117,9 @@ class Progress(Frozen):
     screened: int = 0
     """Prompts of the set that were scored before, and `served` after a pod had the change."""
     served: int = 0
+    rested: bool = False
+    """Whether candidates carry nothing over from blocks in which they had more to do than the
+    others."""
     alternation: Alternation | None = None
     """Turns of a single engine; None where engines are compared with each other."""
     recorded: dict[int, float] = Field(default_factory=dict)
