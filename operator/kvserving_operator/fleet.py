@@ -39,7 +39,7 @@ class Fleet:
         steady: bool,
     ) -> Outcome | None:
         """Take the trials a step on; None while no engine has said what it takes live."""
-        current = session.memory.revisions.current
+        current, traffic = session.memory.revisions.current, session.memory.traffic
         if current is None or current.live is None:
             return None
 
@@ -59,7 +59,8 @@ class Fleet:
             session.memory.refusals,
             policy,
             steady,
-            session.memory.traffic.routed,
+            traffic.routed,
+            traffic.split,
             self._clock(),
             remember,
         )

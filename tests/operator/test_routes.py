@@ -141,6 +141,32 @@ async def test_a_format_that_fails_loses_its_share_at_once(world: World, proxy: 
     assert [] == proxy.faults
 
 
+async def test_requests_that_come_past_the_route_hold_the_trial(world: World, proxy: Proxy) -> None:
+    # Both engines finish alike, as where clients ask the Service and not the gateway.
+    await ready(world)
+    put_policy(world, ab=STEPS | {"minDurationSeconds": 200})
+    edit(world, "int8")
+    await until_weight(world, proxy, 5)
+    await serve(world, 60)
+    status = only_trial(world)
+    assert "Running" == status["state"]
+    assert "holds: traffic is not what was promised" in status["message"]
+    assert "50 % of the requests instead of 5 %" in status["message"]
+    assert "instead of 5 %" in world.status["traffic"]["message"]
+    assert 5 == proxy.weight
+    assert not world.said("TrialRolledBack")
+
+
+async def test_shares_of_kept_sessions_are_not_checked(world: World, proxy: Proxy) -> None:
+    await ready(world, **STICKY)
+    put_policy(world, ab=STEPS | {"minDurationSeconds": 200})
+    edit(world, "int8", **STICKY)
+    await until_weight(world, proxy, 5)
+    await serve(world, 60)
+    assert "Kept" == world.status["traffic"]["sessions"]
+    assert proxy.weight > 5
+
+
 async def test_an_engine_that_cannot_go_back_gets_no_share(world: World, proxy: Proxy) -> None:
     await ready(world)
     edit(world, "int8")

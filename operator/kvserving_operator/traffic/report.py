@@ -39,6 +39,8 @@ def traffic_status(traffic: Traffic) -> TrafficStatus | None:
     notes = [traffic.sessions]
     if wish.raised:
         notes.append(_raised(wish))
+    if state.mismatch:
+        notes.append(state.mismatch)
     if wish.asked and not wish.takes:
         notes.append("the share does not grow before every candidate has the change")
     share = state.shown_percent if state.weight else None

@@ -88,8 +88,13 @@ class Router:
                 found = wish(record, pods, situation.runtime, load, raised=state.raised)
             at = await self._standing(ref, pods, seen, found)
             if not counted:
-                state, counted = state.counted(situation.observation, at.labelled), True
-            update = {"routed": seen.usable, "raised": found.raised}
+                own = {} if record is None else record.own_tasks
+                state, counted = state.counted(situation.observation, at.labelled, own), True
+            update = {
+                "routed": seen.usable,
+                "raised": found.raised,
+                "sessions_kept": seen.sessions_kept,
+            }
             state = state.model_copy(update=update).under(at.weight)
             stage = next_stage(at, found)
             if stage is None:

@@ -5,15 +5,15 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from kvserving_operator.traffic.split import FINISHED_TOTAL, SplitCount
 from kvserving_operator.trials.record import Record
+from kvserving_tuner.judge import Split
 from kvserving_tuner.observation import Observation
 from kvserving_tuner.readings import Known
 
-FINISHED_TOTAL = "finished"
-"""Name of the observation's counter of finished requests."""
 SHOWN_AGAIN = 1.25
 """Growth of the number of requests after which a measured share is shown anew."""
-PASSING = {"totals", "candidate", "stable", "shown_percent", "shown_requests"}
+PASSING = {"totals", "candidate", "stable", "shown_percent", "shown_requests", "count"}
 """Parts that every look moves; lost, the count begins at the next look."""
 
 
@@ -37,6 +37,10 @@ class TrafficState(BaseModel):
     candidate: float = 0.0
     """Requests that candidates have finished under this weight."""
     stable: float = 0.0
+    count: SplitCount = SplitCount()
+    """Requests that came under this weight."""
+    sessions_kept: bool = False
+    """Whether a session's requests stay together, so that few sessions may be many requests."""
     shown_percent: float | None = None
     shown_requests: float = 0.0
 
@@ -56,10 +60,31 @@ class TrafficState(BaseModel):
                  for name in PASSING}  # fmt: skip
         return self.model_copy(update={"weight": weight, **fresh})
 
-    def counted(self, observation: Observation | None, candidates: Collection[str]) -> Self:
-        """With the requests that engines have finished since the last look.
+    @property
+    def split(self) -> Split | None:
+        """Requests of a trial's two sides, where a weight promises what share each of them gets.
 
-        A request counts where it ends: a long one under the weight after its own.
+        Where sessions are kept it promises shares of sessions, and a few of them may have most of
+        the requests.
+        """
+        if not self.routed or not self.weight or self.sessions_kept:
+            return None
+        return self.count.of(self.weight)
+
+    @property
+    def mismatch(self) -> str:
+        """What shows that the weight is not what candidates get; empty while nothing does."""
+        return "" if self.split is None else self.split.mismatch
+
+    def counted(
+        self,
+        observation: Observation | None,
+        candidates: Collection[str],
+        own: Mapping[str, float] | None = None,
+    ) -> Self:
+        """With the requests that engines have got since the last look; `own` are a trial's tasks.
+
+        The share that is shown is of those that ended: a long one under the weight after its own.
         """
         if observation is None or not self.weight:
             return self
@@ -76,6 +101,7 @@ class TrafficState(BaseModel):
             else:
                 others += new
         update: dict[str, Any] = {"totals": totals, "candidate": mine, "stable": others}
+        update["count"] = self.count.counted(observation, candidates, own or {})
         requests = mine + others
         if requests >= max(1.0, SHOWN_AGAIN * self.shown_requests):
             update |= {"shown_percent": 100 * mine / requests, "shown_requests": requests}

@@ -45,6 +45,11 @@ class Ask:
     busy: bool = True
     """Whether users have requests on one of these engines."""
 
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Those that are asked."""
+        return tuple(each.name for each in (self.candidate, self.baseline) if each is not None)
+
 
 @dataclass(frozen=True)
 class Answer:

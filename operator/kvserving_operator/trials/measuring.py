@@ -19,7 +19,7 @@ NOT_COUNTED = LeftOut(
 
 def with_block(record: Record, facts: Facts, seen: Seen) -> Record:
     """The record with the block of time that has ended, if one has."""
-    record = _with_failures(record, seen)
+    record = _with_own_requests(record, seen)
     progress = record.progress
     if progress.alternation is not None:
         return _with_turn(record, progress.alternation, facts, seen)
@@ -93,9 +93,17 @@ def _begin(record: Record, at: float) -> Record:
     return record.model_copy(update={"block_from": at, "own_failures": {}})
 
 
-def _with_failures(record: Record, seen: Seen) -> Record:
-    """With the trial's own requests that engines have failed since the last look."""
+def _with_own_requests(record: Record, seen: Seen) -> Record:
+    """With the trial's own requests that engines have answered or failed since the last look."""
     failed = Counter(pod for answer in seen.answers for pod in answer.failed)
-    if not failed:
+    answered = Counter(
+        pod for answer in seen.answers if not answer.error for pod in answer.ask.engines
+    )
+    if not failed and not answered:
         return record
-    return record.model_copy(update={"own_failures": Counter(record.own_failures) + failed})
+    return record.model_copy(
+        update={
+            "own_failures": Counter(record.own_failures) + failed,
+            "own_tasks": Counter(record.own_tasks) + answered,
+        }
+    )

@@ -31,6 +31,7 @@ from kvserving_operator.trials.seen import Seen
 from kvserving_operator.trials.select import Wanted, is_open, trial_spec
 from kvserving_operator.trials.turn import Outcome, look
 from kvserving_operator.tuning import Turn, slo_of
+from kvserving_tuner.judge import Split
 from kvserving_tuner.runtime_client import RuntimeState
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class TrialRunner:
         policy: Policy,
         steady: bool,
         routed: bool,
+        split: Split | None,
         now: float,
         remember: Remember,
     ) -> Outcome:
@@ -108,6 +110,7 @@ class TrialRunner:
             model=serving.spec.model.name or ref.name,
             max_tokens=serving.spec.engine.max_model_len or _context(turn.readback.runtime),
             now=now,
+            split=split,
         )
         outcome = look(trials, wanted, tuple(found.values()), seen)
         if outcome.begun and outcome.record is not None and policy.spec is not None:

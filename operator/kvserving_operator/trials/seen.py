@@ -17,7 +17,7 @@ from kvserving_operator.trials.probe_set import ProbeSet
 from kvserving_operator.trials.probing import Pair
 from kvserving_operator.trials.record import Record
 from kvserving_operator.trials.select import Wanted
-from kvserving_tuner.judge import HardStop
+from kvserving_tuner.judge import HardStop, Split
 from kvserving_tuner.observation import Observation
 from kvserving_tuner.readings import Known
 from kvserving_tuner.runtime_client import RuntimeState
@@ -47,6 +47,8 @@ class Seen:
     model: str
     max_tokens: int
     now: float
+    split: Split | None = None
+    """Requests of both arms where a route's weight is in force."""
 
 
 def ready_pods(seen: Seen) -> tuple[str, ...]:
@@ -92,6 +94,7 @@ def facts_of(
         finished=finished,
         blocked=_blocked(seen),
         refused="" if refusal is None else f"pod {refusal.pod}: {refusal.message}",
+        split=seen.split,
         hard_stop=HardStop.CRASHED if ended else None,
         superseded=_superseded(record, wanted, trial, is_new=is_new),
         wish=Wish.RUN if trial is None else Wish(trial.spec.control.value),

@@ -38,3 +38,42 @@ def test_counts_and_shares_are_checked() -> None:
         sample_ratio_e_value(-1, 2, 0.5)
     with pytest.raises(JudgeError, match="candidate_share"):
         sample_ratio_e_value(1, 2, 1.0)
+    with pytest.raises(JudgeError, match="tolerance: expected at least 0, got -1"):
+        sample_ratio_e_value(1, 2, 0.5, -1)
+
+
+def test_without_requests_there_is_no_evidence() -> None:
+    assert sample_ratio_e_value(0, 0, 0.05, 0.02) == 1.0
+
+
+@pytest.mark.parametrize("share", [0.01, 0.05, 0.5, 0.99])
+@pytest.mark.parametrize("off", [-0.02, 0.02])
+def test_a_share_within_the_tolerance_is_seldom_doubted(share: float, off: float) -> None:
+    source, doubted, true = random.Random(17), 0, min(max(share + off, 0.0), 1.0)
+    for _ in range(60):
+        candidate = 0
+        for count in range(1, 1501):
+            candidate += source.random() < true
+            if sample_ratio_e_value(candidate, count - candidate, share, 0.02) >= 20:
+                doubted += 1
+                break
+    assert doubted <= 6
+
+
+def test_a_share_beyond_the_tolerance_is_found_and_one_within_never() -> None:
+    assert sample_ratio_e_value(200, 1800, 0.05, 0.02) >= 1000
+    assert sample_ratio_e_value(7_000, 93_000, 0.05, 0.02) < 1
+    assert sample_ratio_e_value(7_000, 93_000, 0.05) > 1000
+    # A share of 1 % may be none at all, but not all.
+    assert sample_ratio_e_value(0, 3000, 0.01, 0.02) < 1
+    assert sample_ratio_e_value(50, 0, 0.99, 0.02) < 1
+    assert sample_ratio_e_value(50, 0, 0.01, 0.02) > 1000
+
+
+def test_with_a_tolerance_it_is_the_least_of_all_shares_within() -> None:
+    for candidate, stable in ((30, 170), (3, 97), (12, 188)):
+        shares = [0.03 + 0.0001 * step for step in range(401)]
+        chances = [share**candidate * (1 - share) ** stable for share in shares]
+        promised = 0.05**candidate * 0.95**stable
+        least = sample_ratio_e_value(candidate, stable, 0.05) * promised / max(chances)
+        assert sample_ratio_e_value(candidate, stable, 0.05, 0.02) == pytest.approx(least, rel=1e-4)

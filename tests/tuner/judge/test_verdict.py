@@ -116,8 +116,11 @@ def test_a_hard_stop_needs_no_statistics(stop: HardStop) -> None:
 
 def test_arms_with_the_wrong_shares_are_not_compared() -> None:
     verdict = judge(replace(TRIAL, split=Split(200, 800, 0.05)), Rules())
-    assert (verdict.outcome, verdict.cause) == (Outcome.INCONCLUSIVE, Cause.SPLIT_MISMATCH)
-    assert "20.0 % of the requests instead of 5.0 %" in verdict.message
+    assert (verdict.outcome, verdict.cause) == (Outcome.CONTINUE, Cause.SPLIT_MISMATCH)
+    assert "20 % of the requests instead of 5 %" in verdict.message
+    # It excuses no harm, and is none.
+    harmed = replace(TRIAL, split=Split(200, 800, 0.05), quality={"likelihood": BAD})
+    assert judge(harmed, Rules()).cause is Cause.QUALITY_DROP
     assert judge(replace(TRIAL, split=Split(50, 950, 0.05)), Rules()).outcome is Outcome.PROMOTE
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvserving_tuner.judge import Cause, HardStop
+from kvserving_tuner.judge import Cause, HardStop, Split
 from kvserving_tuner.trials.alternation import Alternation
 from kvserving_tuner.trials.arm import Arm
 from kvserving_tuner.trials.machine import (
@@ -19,7 +19,7 @@ from kvserving_tuner.trials.machine import (
     next_prompts,
     scored,
 )
-from kvserving_tuner.trials.plan import Gain, Guard, OnStall, Plan
+from kvserving_tuner.trials.plan import GOODPUT_GAIN, Gain, Guard, OnStall, Plan
 from kvserving_tuner.trials.progress import (
     ACTIVE,
     SCREENED,
@@ -165,6 +165,48 @@ def test_a_missed_target_and_failed_requests_are_violations_too(name: str) -> No
     assert fleet.progress.conclusion.reason is Cause.GUARD_VIOLATED
     assert name in fleet.progress.conclusion.message
     assert not fleet.progress.conclusion.to_fallback
+
+
+WRONG, RIGHT = Split(500, 500, 0.05), Split(50, 950, 0.05)
+
+
+def test_a_share_that_is_not_the_promised_one_holds_the_trial() -> None:
+    fleet = running(PLAN.model_copy(update={"gain": Gain.FASTER, "stall_seconds": 10_000}))
+    fleet.score(SERVED, GOOD)
+    gain = fleet.plan.goodput()
+    assert gain is not None
+    fleet.progress = fleet.progress.compared(gain, [-0.4] * 100)
+    before = fleet.progress.step_seconds
+    for _ in range(30):
+        assert fleet.look(30, split=WRONG).state is State.RUNNING
+    assert fleet.progress.note.startswith("holds: traffic is not what was promised")
+    assert "50 % of the requests instead of 5 %" in fleet.progress.note
+    assert (fleet.progress.step, fleet.progress.step_seconds) == (0, before)
+    # What it seemed to gain is not believed, and quality is.
+    assert GOODPUT_GAIN not in fleet.progress.evidence
+    assert fleet.progress.quality(SERVED)
+    fleet.look(30, split=RIGHT)
+    assert not fleet.progress.note.startswith("holds")
+    assert fleet.progress.stalled_seconds == 0
+
+
+@pytest.mark.parametrize(
+    ("on_stall", "state"), [(OnStall.HOLD, State.RUNNING), (OnStall.ROLLBACK, State.FINISHED)]
+)
+def test_for_how_long_it_holds_is_up_to_the_policy(on_stall: OnStall, state: State) -> None:
+    fleet = running(PLAN.model_copy(update={"on_stall": on_stall, "stall_seconds": 100}))
+    for _ in range(5):
+        fleet.look(30, split=WRONG)
+    assert fleet.progress.state is state
+    if fleet.progress.conclusion is not None:
+        assert fleet.progress.conclusion.verdict is Verdict.INCONCLUSIVE
+        assert fleet.progress.conclusion.reason is End.STALLED
+
+
+def test_a_wrong_share_excuses_no_drop_in_quality() -> None:
+    fleet = running()
+    fleet.score(SERVED, BAD)
+    assert fleet.look(split=WRONG).state is State.ROLLING_BACK
 
 
 @pytest.mark.parametrize("seconds", [50.0, 3600.0])

@@ -15,7 +15,10 @@ from kvserving_tuner.judge.comparison import Comparison, Finding
 from kvserving_tuner.judge.sample_ratio import sample_ratio_e_value
 
 SPLIT_ALPHA: Final = 0.001
-"""Accepted chance of calling a right split wrong, which stops the trial without a verdict."""
+"""Accepted chance of calling a right split wrong, which holds the trial."""
+
+SPLIT_TOLERANCE: Final = 0.02
+"""Distance from the promised share that changes nothing of what arms make of their requests."""
 
 
 class Outcome(StrEnum):
@@ -79,9 +82,23 @@ class Rules:
 class Split:
     """Requests that the arms got, and the share promised to the candidate."""
 
-    candidate: int
-    stable: int
+    candidate: float
+    stable: float
     candidate_share: float
+
+    @property
+    def mismatch(self) -> str:
+        """What shows that the promise is not kept; empty while nothing does."""
+        evidence = sample_ratio_e_value(
+            self.candidate, self.stable, self.candidate_share, SPLIT_TOLERANCE
+        )
+        if evidence < 1 / SPLIT_ALPHA:
+            return ""
+        seen = self.candidate / (self.candidate + self.stable)
+        return (
+            f"traffic is not what was promised: the candidate got {100 * seen:.0f} % of the "
+            f"requests instead of {100 * self.candidate_share:.0f} %; arms cannot be compared"
+        )
 
 
 @dataclass(frozen=True)
@@ -117,17 +134,9 @@ def judge(trial: Trial, rules: Rules) -> Verdict:
     harmful = _harmful(trial, rules)
     if harmful is not None:
         return harmful
-    if trial.split is not None:
-        evidence = sample_ratio_e_value(
-            trial.split.candidate, trial.split.stable, trial.split.candidate_share
-        )
-        if evidence >= 1 / SPLIT_ALPHA:
-            seen = trial.split.candidate / (trial.split.candidate + trial.split.stable)
-            message = (
-                f"the candidate got {100 * seen:.1f} % of the requests instead of "
-                f"{100 * trial.split.candidate_share:.1f} %: the arms cannot be compared"
-            )
-            return Verdict(Outcome.INCONCLUSIVE, Cause.SPLIT_MISMATCH, message)
+    if trial.split is not None and trial.split.mismatch:
+        # No fault of the change: it waits until requests are shared out as they should be.
+        return Verdict(Outcome.CONTINUE, Cause.SPLIT_MISMATCH, trial.split.mismatch)
     return _promotable(trial, rules)
 
 

@@ -7,13 +7,13 @@ runs the trial brings them there, and only what pods report moves the trial on.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from kvserving_tuner.judge import Cause, HardStop, Outcome, Trial, judge
+from kvserving_tuner.judge import Cause, HardStop, Outcome, Split, Trial, judge
 from kvserving_tuner.judge import Verdict as Judgement
 from kvserving_tuner.trials.alternation import Alternation
-from kvserving_tuner.trials.plan import OnStall, Plan
+from kvserving_tuner.trials.plan import GOODPUT_GAIN, OnStall, Plan
 from kvserving_tuner.trials.progress import (
     ACTIVE,
     SCREENED,
@@ -64,6 +64,8 @@ class Facts:
     """Why nothing that is measured now can be used; empty where it can."""
     refused: str = ""
     """What an engine said that could not take the change."""
+    split: Split | None = None
+    """Requests that the arms got where a share of them was promised."""
     hard_stop: HardStop | None = None
     superseded: str = ""
     """Why the change is not wanted any more."""
@@ -171,7 +173,7 @@ def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progres
     shown = {*facts.tasks, *progress.likelihood(SERVED)}
     required = {name: found for name, found in quality.items() if name in shown}
     watched = {name: found for name, found in quality.items() if name not in shown}
-    judgement = judge(Trial(required, guards, watched, gain), plan.rules)
+    judgement = judge(Trial(required, guards, watched, gain, facts.split), plan.rules)
     if progress.alternation is not None and not progress.alternation.with_change:
         if judgement.outcome is Outcome.ROLL_BACK and not facts.blocked:
             return progress.ends(_rolled_back(judgement))
@@ -182,6 +184,11 @@ def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progres
         return _waiting(plan, progress, facts, passed, "pods take the change", stalls=False)
     if facts.blocked:
         return _waiting(plan, progress, facts, passed, "")
+    if judgement.cause is Cause.SPLIT_MISMATCH:
+        # What arms finish follows from what they get.
+        progress = progress.forgets(GOODPUT_GAIN)
+        blocked = replace(facts, blocked=judgement.message)
+        return _waiting(plan, progress, blocked, passed, "")
     started = facts.now if progress.started_at is None else progress.started_at
     progress = progress.model_copy(
         update={

@@ -158,14 +158,18 @@ class Progress(Frozen):
 
     def leaves_out(self, name: str, entry: LeftOut) -> "Progress":
         """Without a criterion, for a reason that is told."""
-        evidence = {other: found for other, found in self.evidence.items() if other != name}
-        update = {"left_out": {**self.left_out, name: entry}, "evidence": evidence}
-        return self.model_copy(update=update)
+        left_out = {**self.left_out, name: entry}
+        return self.forgets(name).model_copy(update={"left_out": left_out})
 
     def takes_in(self, name: str) -> "Progress":
         """With a criterion that was left out."""
         left_out = {other: entry for other, entry in self.left_out.items() if other != name}
         return self.model_copy(update={"left_out": left_out})
+
+    def forgets(self, name: str) -> "Progress":
+        """Without what was seen of a criterion."""
+        evidence = {other: found for other, found in self.evidence.items() if other != name}
+        return self.model_copy(update={"evidence": evidence})
 
     def becomes(self, state: State, **update: object) -> "Progress":
         """In another state."""

@@ -232,7 +232,7 @@ class TrafficStatus(StatusModel):
     sessions: Sessions | None = None
     """Whether requests with the same session header stay on one side."""
     message: Text | None = None
-    """Why a share is another than asked for, or sessions are not kept."""
+    """Why a share is another than asked for or promised, or sessions are not kept."""
 
 
 class VerdictStatus(StatusModel):
