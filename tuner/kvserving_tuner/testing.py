@@ -53,6 +53,11 @@ def check(condition: object, *shown: object) -> None:
         raise AssertionError(" | ".join(map(str, shown)))
 
 
+def _served(handler: str, status: str, count: int) -> str:
+    labels = f'handler="{handler}",method="POST",status="{status}"'
+    return f"http_requests_total{{{labels}}} {count}.0\n"
+
+
 def full_window(engine: EngineObservation) -> Window:
     """The engine's full window; fails where there is none."""
     if not isinstance(engine.full, Window):
@@ -93,6 +98,20 @@ class SourceConformance:
         check(isinstance(window.ttft, Histogram), window.ttft)
         totals = seen.engines[0].totals
         check(isinstance(totals["preemptions"], Known), totals)
+
+    async def test_requests_that_the_server_failed_are_counted(
+        self, world: SourceWorld, busy: Sequence[str]
+    ) -> None:
+        for count, text in enumerate(busy[:4]):
+            served = _served("/v1/completions", "2xx", 10 * count + 5)
+            served += _served("/v1/completions", "5xx", count) if count else ""
+            world.serve(0, text + served + _served("/metrics", "5xx", 99 * count))
+            world.serve(1, text)
+            seen = await world.tick()
+        failing, other = (full_window(engine) for engine in seen.engines)
+        check(isinstance(failing.failed, Known) and failing.failed.value == 3, failing.failed)
+        check(isinstance(failing.ended, Known) and failing.ended.value == 33, failing.ended)
+        check(isinstance(other.failed, Known) and other.failed.value == 0, other.failed)
 
     async def test_fleet_sums_counters_and_queues(
         self, world: SourceWorld, busy: Sequence[str]
