@@ -14,7 +14,7 @@ from kvserving_tuner.observation import Observation
 from kvserving_tuner.probes.names import Probe
 from kvserving_tuner.readings import Known
 from kvserving_tuner.trials.alternation import SETTLING_SECONDS, Alternation
-from kvserving_tuner.trials.machine import Facts, Wish
+from kvserving_tuner.trials.facts import Facts, Wish
 from kvserving_tuner.trials.plan import Guard, Plan
 from kvserving_tuner.trials.tasks import Cell
 from operatorkit import trials

@@ -6,7 +6,7 @@ from kvserving_operator.trials.record import Record
 from kvserving_operator.trials.seen import Seen
 from kvserving_tuner.trials.alternation import SETTLING_SECONDS, Alternation, arm_of
 from kvserving_tuner.trials.blocks import Block, block_of
-from kvserving_tuner.trials.machine import Facts, Wish
+from kvserving_tuner.trials.facts import Facts, Wish
 from kvserving_tuner.trials.plan import Guard
 from kvserving_tuner.trials.progress import LeftOut, Progress, State
 

@@ -22,7 +22,7 @@ from kvserving_tuner.observation import Observation
 from kvserving_tuner.readings import Known
 from kvserving_tuner.runtime_client import RuntimeState
 from kvserving_tuner.sources.base import EngineTarget
-from kvserving_tuner.trials.machine import Facts, Wish
+from kvserving_tuner.trials.facts import Facts, Wish
 
 UNKNOWN_BLOCK_SIZE = 128
 FINISHED_TOTAL = "finished"

@@ -12,7 +12,7 @@ from kvserving_operator.trials.record import Record
 from kvserving_operator.trials.seen import Seen, block_size
 from kvserving_tuner.probes.names import Probe
 from kvserving_tuner.readings import Known
-from kvserving_tuner.trials.machine import Facts, Wish
+from kvserving_tuner.trials.facts import Facts, Wish
 from kvserving_tuner.trials.progress import LeftOut, Progress, State
 from kvserving_tuner.trials.tasks import (
     Cell,

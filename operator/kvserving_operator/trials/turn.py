@@ -30,7 +30,9 @@ from kvserving_operator.trials.task_set import heard, next_asks, task_set
 from kvserving_operator.trials.watch import WATCHED
 from kvserving_tuner.judge import HardStop
 from kvserving_tuner.probes.prompts import Prompt
-from kvserving_tuner.trials.machine import Facts, advance, next_prompts, scored
+from kvserving_tuner.trials.facts import Facts
+from kvserving_tuner.trials.likelihoods import next_prompts, scored
+from kvserving_tuner.trials.machine import advance
 from kvserving_tuner.trials.plan import Plan
 from kvserving_tuner.trials.progress import (
     SCREENED,

@@ -11,14 +11,9 @@ from hypothesis import strategies as st
 from kvserving_tuner.judge import Cause, HardStop, Split
 from kvserving_tuner.trials.alternation import Alternation
 from kvserving_tuner.trials.arm import Arm
-from kvserving_tuner.trials.machine import (
-    MOST_SECONDS,
-    Facts,
-    Wish,
-    advance,
-    next_prompts,
-    scored,
-)
+from kvserving_tuner.trials.facts import Facts, Wish
+from kvserving_tuner.trials.likelihoods import next_prompts, scored
+from kvserving_tuner.trials.machine import MOST_SECONDS, advance
 from kvserving_tuner.trials.plan import GOODPUT_GAIN, Gain, Guard, OnStall, Plan
 from kvserving_tuner.trials.progress import (
     ACTIVE,

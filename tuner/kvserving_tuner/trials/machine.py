@@ -5,14 +5,18 @@ with all pods or none. Nothing here acts: the states say which pods are to have 
 runs the trial brings them there, and only what pods report moves the trial on.
 """
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 
-from kvserving_tuner.judge import Cause, HardStop, Outcome, Split, Trial, judge
+from kvserving_tuner.judge import Cause, Outcome, Trial, judge
 from kvserving_tuner.judge import Verdict as Judgement
 from kvserving_tuner.trials.alternation import Alternation
+from kvserving_tuner.trials.endings import (
+    ended_from_outside,
+    exhausted,
+    nothing_counts,
+    rolled_back,
+)
+from kvserving_tuner.trials.facts import Facts, Wish
 from kvserving_tuner.trials.plan import GOODPUT_GAIN, OnStall, Plan
 from kvserving_tuner.trials.progress import (
     ACTIVE,
@@ -27,57 +31,8 @@ from kvserving_tuner.trials.progress import (
 from kvserving_tuner.trials.tasks import is_shown
 
 PAUSED_NOTE = "paused"
-PROMPTS_AT_ONCE = 16
-"""Prompts that are asked for in one go: what is under way when a trial ends is dropped."""
 MOST_SECONDS = 60.0
 """Most time between two looks that counts."""
-
-
-class Wish(StrEnum):
-    """What a person asks of a trial."""
-
-    RUN = "Run"
-    PAUSE = "Pause"
-    PROMOTE = "Promote"
-    """Approve: promote as soon as it has passed."""
-    ROLL_BACK = "RollBack"
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What is seen at one look; pods by name."""
-
-    now: float
-    ready: tuple[str, ...]
-    """Pods that answer completions."""
-    changed: frozenset[str]
-    """Pods that report the candidate's settings."""
-    settled: bool
-    """Whether every pod reports what it is to have."""
-    steady: bool = True
-    """Whether no pods are being replaced."""
-    offered: bool = True
-    """Whether the engines take the change live."""
-    finished: float = 0.0
-    """Requests that pods with the change have finished since the last look."""
-    blocked: str = ""
-    """Why nothing that is measured now can be used; empty where it can."""
-    refused: str = ""
-    """What an engine said that could not take the change."""
-    split: Split | None = None
-    """Requests that the arms got where a share of them was promised."""
-    hard_stop: HardStop | None = None
-    superseded: str = ""
-    """Why the change is not wanted any more."""
-    wish: Wish = Wish.RUN
-    prompts: int = 0
-    """Prompts of the probe set."""
-    recorded: bool = True
-    """Whether all answers are there that have to be given before any pod has the change."""
-    tasks: tuple[str, ...] = ()
-    """Criteria of task probes that have to be shown to be kept; others can only roll back."""
-    tasks_left: bool = False
-    """Whether there is a task to ask that would tell more."""
 
 
 def advance(plan: Plan, progress: Progress, facts: Facts) -> Progress:
@@ -87,7 +42,7 @@ def advance(plan: Plan, progress: Progress, facts: Facts) -> Progress:
     passed = min(max(0.0, passed), MOST_SECONDS)
     progress = progress.model_copy(update={"looked_at": facts.now})
     if progress.state in ACTIVE:
-        ended = _ended_from_outside(progress, facts)
+        ended = ended_from_outside(progress, facts)
         if ended is not None:
             return progress.ends(ended)
         if facts.wish is Wish.PAUSE:
@@ -104,23 +59,6 @@ def advance(plan: Plan, progress: Progress, facts: Facts) -> Progress:
         case State.ROLLING_BACK if facts.settled:
             return progress.becomes(State.FINISHED, finished_at=facts.now)
     return progress
-
-
-def _ended_from_outside(progress: Progress, facts: Facts) -> Conclusion | None:
-    if facts.superseded:
-        return Conclusion(verdict=Verdict.VOID, reason=End.SUPERSEDED, message=facts.superseded)
-    if facts.wish is Wish.ROLL_BACK:
-        return Conclusion(
-            verdict=Verdict.ROLLED_BACK, reason=End.ASKED_FOR, message="a person ended the trial"
-        )
-    if facts.refused:
-        return Conclusion(
-            verdict=Verdict.FAILED, reason=End.SETTINGS_REFUSED, message=facts.refused
-        )
-    if facts.hard_stop is not None:
-        judgement = judge(Trial({}, {}, hard_stop=facts.hard_stop), Plan().rules)
-        return _rolled_back(judgement)
-    return None
 
 
 def _start(plan: Plan, progress: Progress, facts: Facts) -> Progress:
@@ -146,7 +84,7 @@ def _screen(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Prog
     evidence = progress.quality(SCREENED)
     judgement = judge(Trial(evidence, {}), plan.rules)
     if judgement.outcome is Outcome.ROLL_BACK:
-        return progress.ends(_rolled_back(judgement, served=False))
+        return progress.ends(rolled_back(judgement, served=False))
     screened = not plan.screened or (
         bool(evidence)
         and all(
@@ -156,12 +94,12 @@ def _screen(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Prog
     )
     if screened and facts.recorded:
         if not plan.likelihood and not facts.tasks:
-            return progress.ends(_nothing_counts(progress))
+            return progress.ends(nothing_counts(progress))
         return _enter(plan, progress, facts, 0)
     if screened:
         return _waiting(plan, progress, facts, passed, "tasks are answered in 16 bits")
     if progress.screened >= facts.prompts and not facts.blocked:
-        return progress.ends(_exhausted(plan, judgement))
+        return progress.ends(exhausted(plan, judgement))
     return _waiting(plan, progress, facts, passed, "probes score the change")
 
 
@@ -176,7 +114,7 @@ def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progres
     judgement = judge(Trial(required, guards, watched, gain, facts.split), plan.rules)
     if progress.alternation is not None and not progress.alternation.with_change:
         if judgement.outcome is Outcome.ROLL_BACK and not facts.blocked:
-            return progress.ends(_rolled_back(judgement))
+            return progress.ends(rolled_back(judgement))
         # Clocks stand, also the one of missing evidence: the next block with the change tells.
         pair = progress.alternation.pair + 1
         return progress.model_copy(update={"note": f"pair {pair} of blocks: without the change"})
@@ -198,7 +136,7 @@ def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progres
         }
     )
     if judgement.outcome is Outcome.ROLL_BACK:
-        return progress.ends(_rolled_back(judgement))
+        return progress.ends(rolled_back(judgement))
     if progress.step_seconds < plan.min_seconds or progress.step_requests < plan.min_requests:
         requests = f"{progress.step_requests:.0f} of {plan.min_requests} requests"
         seconds = f"{progress.step_seconds:.0f} of {plan.min_seconds:.0f} s"
@@ -258,7 +196,7 @@ def _decide(
     if (prompts_decide and progress.served >= facts.prompts) or (
         tasks_decide and not facts.tasks_left
     ):
-        return progress.ends(_exhausted(plan, judgement))
+        return progress.ends(exhausted(plan, judgement))
     return _waiting(plan, progress, facts, passed, judgement.message)
 
 
@@ -328,61 +266,3 @@ def _waiting(
     return progress.ends(
         Conclusion(verdict=Verdict.INCONCLUSIVE, reason=End.STALLED, message=message)
     )
-
-
-def _rolled_back(judgement: Judgement, *, served: bool = True) -> Conclusion:
-    return Conclusion(
-        verdict=Verdict.ROLLED_BACK,
-        reason=judgement.cause,
-        message=judgement.message,
-        # Where no pod had the change, the quality of what is served has not fallen.
-        to_fallback=served and judgement.cause is Cause.QUALITY_DROP,
-    )
-
-
-def _exhausted(plan: Plan, judgement: Judgement) -> Conclusion:
-    message = (
-        f"every prompt of the probe set was scored, and a bound of {plan.max_drop_percent:g} % "
-        f"needs more of them: {judgement.message}"
-    )
-    return Conclusion(verdict=Verdict.INCONCLUSIVE, reason=End.SET_EXHAUSTED, message=message)
-
-
-def _nothing_counts(progress: Progress) -> Conclusion:
-    reasons = "; ".join(f"{name}: {each.message}" for name, each in progress.left_out.items())
-    message = f"no probe can tell what the change costs, so no engine gets it: {reasons}"
-    return Conclusion(verdict=Verdict.INCONCLUSIVE, reason=Cause.QUALITY_NOT_SHOWN, message=message)
-
-
-def next_prompts(plan: Plan, progress: Progress, facts: Facts) -> tuple[str, range] | None:
-    """What to score now: the kind of evidence and numbers of prompts; None for nothing."""
-    if facts.wish is Wish.PAUSE or not facts.ready:
-        return None
-    if not plan.likelihood:
-        return None
-    if progress.state is State.SCREENING:
-        return _few(SCREENED, progress.screened, facts) if plan.screened else None
-    serving = progress.candidates and facts.changed >= set(progress.candidates)
-    if progress.state is State.RUNNING and serving:
-        served = progress.likelihood(SERVED)
-        # As many as the judge wants, or the trial would wait for prompts that nobody asks.
-        enough = served and is_shown(plan, progress, served)
-        return None if enough else _few(SERVED, progress.served, facts)
-    return None
-
-
-def _few(kind: str, first: int, facts: Facts) -> tuple[str, range] | None:
-    numbers = range(first, min(first + PROMPTS_AT_ONCE, facts.prompts))
-    return (kind, numbers) if numbers else None
-
-
-def scored(
-    plan: Plan, progress: Progress, kind: str, stratum: str, rises: Sequence[float]
-) -> Progress:
-    """With the paired rises of prompts that were asked for; NaN is the caller's hard stop."""
-    if any(math.isnan(rise) for rise in rises):
-        raise ValueError("expected numbers: a likelihood that is none stops a trial at once")
-    progress = progress.compared(plan.quality(f"{kind}Likelihood{stratum}"), rises)
-    if kind == SCREENED:
-        return progress.model_copy(update={"screened": progress.screened + len(rises)})
-    return progress.model_copy(update={"served": progress.served + len(rises)})

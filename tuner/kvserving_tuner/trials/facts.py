@@ -1,0 +1,53 @@
+"""What is seen at one look: all that a trial's next state follows from."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvserving_tuner.judge import HardStop, Split
+
+
+class Wish(StrEnum):
+    """What a person asks of a trial."""
+
+    RUN = "Run"
+    PAUSE = "Pause"
+    PROMOTE = "Promote"
+    """Approve: promote as soon as it has passed."""
+    ROLL_BACK = "RollBack"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is seen at one look; pods by name."""
+
+    now: float
+    ready: tuple[str, ...]
+    """Pods that answer completions."""
+    changed: frozenset[str]
+    """Pods that report the candidate's settings."""
+    settled: bool
+    """Whether every pod reports what it is to have."""
+    steady: bool = True
+    """Whether no pods are being replaced."""
+    offered: bool = True
+    """Whether the engines take the change live."""
+    finished: float = 0.0
+    """Requests that pods with the change have finished since the last look."""
+    blocked: str = ""
+    """Why nothing that is measured now can be used; empty where it can."""
+    refused: str = ""
+    """What an engine said that could not take the change."""
+    split: Split | None = None
+    """Requests that the arms got where a share of them was promised."""
+    hard_stop: HardStop | None = None
+    superseded: str = ""
+    """Why the change is not wanted any more."""
+    wish: Wish = Wish.RUN
+    prompts: int = 0
+    """Prompts of the probe set."""
+    recorded: bool = True
+    """Whether all answers are there that have to be given before any pod has the change."""
+    tasks: tuple[str, ...] = ()
+    """Criteria of task probes that have to be shown to be kept; others can only roll back."""
+    tasks_left: bool = False
+    """Whether there is a task to ask that would tell more."""
