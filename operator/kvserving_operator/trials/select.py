@@ -26,7 +26,6 @@ from kvserving_operator.trials.policy import (
     untried,
 )
 from kvserving_operator.trials.record import Record, Rejected, Settled, Trials, remembered
-from kvserving_operator.trials.watch import Watch
 from kvserving_tuner.probes.names import Probe
 from kvserving_tuner.settings import Slo
 from kvserving_tuner.trials.plan import Gain
@@ -34,8 +33,6 @@ from kvserving_tuner.trials.progress import Verdict
 
 NAME_LIMIT = 63
 NAME_HASH = 8
-REMEMBERED = 16
-"""Rejections that are kept."""
 
 
 @dataclass(frozen=True)
@@ -228,79 +225,3 @@ def _record(
         reject_for_seconds=policy.memory.reject_for_seconds,
         split_by=policy.ab.split_by,
     )
-
-
-def after(trials: Trials, record: Record, now: float) -> Trials:
-    """What a trial that has ended leaves in force, and what it rejects."""
-    conclusion = record.progress.conclusion
-    if conclusion is None:
-        raise ValueError(f"expected trial {record.name} to have a conclusion")
-    promoted = record.remains == record.candidate
-    spec_wanted_it = record.requested_by is RequestedBy.SPEC
-    settled = Settled(
-        asked=record.asked,
-        settings=record.remains,
-        template=record.template,
-        trial=record.name,
-        rolled_back=spec_wanted_it and not promoted,
-        verdict=conclusion.verdict,
-        message=f"{record.change}: {conclusion.message}",
-    )
-    rejected = trials.rejected
-    if conclusion.rejects:
-        rejected = with_rejection(
-            trials,
-            record.candidate,
-            record.name,
-            conclusion.message,
-            now,
-            record.reject_for_seconds,
-        )
-    watch = trials.watch
-    if promoted and not record.plan.likelihood:
-        # What is watched are likelihoods, and eviction plays no part in them.
-        watch = None
-    elif promoted:
-        watch = Watch(
-            trial=record.name,
-            settings=record.candidate,
-            fallback=record.fallback,
-            plan=record.plan,
-            reject_for_seconds=record.reject_for_seconds,
-        )
-    return Trials(settled=settled, rejected=rejected, watch=watch)
-
-
-def after_regression(trials: Trials, watch: Watch, message: str, now: float) -> Trials:
-    """With the fallback in force, as what was promoted does not keep its quality any more."""
-    if trials.settled is None:
-        raise ValueError("expected something promoted to be in force")
-    settled = Settled(
-        asked=trials.settled.asked,
-        settings=watch.fallback,
-        template=trials.settled.template,
-        trial=watch.trial,
-        rolled_back=trials.settled.asked == watch.settings,
-        verdict=Verdict.ROLLED_BACK,
-        message=f"{watch.settings} -> {watch.fallback}: after its promotion {message}",
-    )
-    rejected = with_rejection(
-        trials, watch.settings, watch.trial, message, now, watch.reject_for_seconds
-    )
-    return Trials(settled=settled, rejected=rejected)
-
-
-def with_rejection(
-    trials: Trials,
-    settings: KVSettings,
-    trial: str,
-    message: str,
-    now: float,
-    seconds: float,
-) -> tuple[Rejected, ...]:
-    """Rejections with a new one, unless the policy forgets at once."""
-    if not seconds:
-        return trials.rejected
-    entry = Rejected(settings=settings, trial=trial, message=message, until=now + seconds)
-    others = (each for each in trials.rejected if each.settings != settings)
-    return (*others, entry)[-REMEMBERED:]

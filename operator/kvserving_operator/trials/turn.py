@@ -12,6 +12,7 @@ from kvserving_operator.live import (
     KVSettings,
     differences,
 )
+from kvserving_operator.trials.aftermath import after, after_regression
 from kvserving_operator.trials.asking import Ask
 from kvserving_operator.trials.measuring import with_block
 from kvserving_operator.trials.probing import LEAST_BLOCKS, Request, builtin_set
@@ -19,8 +20,6 @@ from kvserving_operator.trials.record import Record, Trials
 from kvserving_operator.trials.seen import Seen, block_size, facts_of, ready_pods
 from kvserving_operator.trials.select import (
     Wanted,
-    after,
-    after_regression,
     next_trial,
     settle,
     spec_trial,
