@@ -53,6 +53,16 @@ class TaskSet:
     """What holds the trial."""
 
 
+@dataclass(frozen=True)
+class Left:
+    """Numbers of the tasks that are asked next, in both of a trial's stages."""
+
+    to_record: tuple[int, ...] = ()
+    """Of engines in 16 bits, before any engine has the change."""
+    to_pair: tuple[int, ...] = ()
+    """Of engines with the change."""
+
+
 def task_set(record: Record, seen: Seen) -> TaskSet:
     """Tasks that a trial's probes ask of these engines."""
     plan, size = record.plan, block_size(seen)
@@ -101,10 +111,10 @@ def kept_tokens(eviction: Mapping[str, object], size: int) -> int:
     return blocks * size + window + size - 1
 
 
-def heard(record: Record, tasks: TaskSet, facts: Facts, seen: Seen) -> tuple[Record, Facts]:
-    """Record with the answers since the last look, and facts with what is still to be asked."""
+def heard(record: Record, tasks: TaskSet, facts: Facts, seen: Seen) -> tuple[Record, Facts, Left]:
+    """Record with the answers since the last look, facts that follow, and what is left to ask."""
     if not tasks.known:
-        return record, replace(facts, recorded=False, tasks_left=True)
+        return record, replace(facts, recorded=False, tasks_left=True), Left()
     facts = replace(facts, blocked=facts.blocked or tasks.problem)
     left_out = {**tasks.left_out, **record.progress.left_out}
     progress = record.progress.model_copy(update={"left_out": left_out})
@@ -126,16 +136,17 @@ def heard(record: Record, tasks: TaskSet, facts: Facts, seen: Seen) -> tuple[Rec
     progress = expecting(record.plan, progress, tasks.cells)
     record = record.model_copy(update={"progress": progress})
     alone = len(seen.pods) == 1
-    missing = next(to_record(record.plan, progress, tasks.cells, alone=alone), None)
+    missing = to_record(record.plan, progress, tasks.cells, alone=alone)
     # An engine in 16 bits that does not answer now may do so at the next look.
-    left = next(to_pair(record.plan, progress, tasks.cells, live=not alone), None)
+    pairs = to_pair(record.plan, progress, tasks.cells, live=not alone)
+    left = Left(tuple(islice(missing, AT_ONCE)), tuple(islice(pairs, AT_ONCE)))
     facts = replace(
         facts,
-        recorded=missing is None,
+        recorded=not left.to_record,
         tasks=criteria(record.plan, progress, tasks.cells),
-        tasks_left=left is not None,
+        tasks_left=bool(left.to_pair),
     )
-    return record, facts
+    return record, facts, left
 
 
 def _still_holds(ask: Ask, progress: Progress, facts: Facts) -> bool:
@@ -147,31 +158,31 @@ def _still_holds(ask: Ask, progress: Progress, facts: Facts) -> bool:
     return number_is_new and was_candidate and baseline not in progress.candidates
 
 
-def next_asks(record: Record, tasks: TaskSet, facts: Facts, seen: Seen) -> tuple[Ask, ...]:
+def next_asks(
+    record: Record, tasks: TaskSet, left: Left, facts: Facts, seen: Seen
+) -> tuple[Ask, ...]:
     """The next few tasks, each on the next engines in turn."""
     progress = record.progress
     if facts.wish is Wish.PAUSE or not facts.ready or not tasks.cells:
         return ()
     plain = [name for name in facts.ready if _is_plain(name, seen)]
     if progress.state is State.SCREENING and plain:
-        alone = len(seen.pods) == 1
-        numbers = to_record(record.plan, progress, tasks.cells, alone=alone)
         return tuple(
             _ask(record, tasks, number, "", plain[number % len(plain)], seen)
-            for number in islice(numbers, AT_ONCE)
+            for number in left.to_record
         )
     candidates = [name for name in progress.candidates if name in facts.ready]
     serving = bool(candidates) and facts.changed >= set(candidates)
     if progress.state is not State.RUNNING or not serving:
         return ()
     others = [name for name in plain if name not in progress.candidates]
-    numbers = to_pair(record.plan, progress, tasks.cells, live=bool(others))
     asks = []
-    for number in islice(numbers, AT_ONCE):
+    for number in left.to_pair:
         candidate = candidates[number % len(candidates)]
         known = number in progress.recorded or not task_of(tasks.cells, number)[0].paired
-        other = "" if known else others[number % len(others)]
-        asks.append(_ask(record, tasks, number, candidate, other, seen))
+        if known or others:
+            other = "" if known else others[number % len(others)]
+            asks.append(_ask(record, tasks, number, candidate, other, seen))
     return tuple(asks)
 
 

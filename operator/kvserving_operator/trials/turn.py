@@ -96,14 +96,14 @@ def look(trials: Trials, wanted: Wanted, found: Sequence[KVTrial], seen: Seen) -
     record, facts = facts_of(record, wanted, trial, seen, is_new=before is None)
     prompts = _prompts(record.plan, seen)
     record, facts = _with_evidence(record, replace(facts, prompts=len(prompts)), seen)
-    record, facts = heard(record, tasks, facts, seen)
+    record, facts, left = heard(record, tasks, facts, seen)
     progress = advance(record.plan, record.progress, facts)
     record = record.model_copy(update={"progress": progress})
     if progress.state is State.FINISHED:
         return Outcome(after(trials, record, seen.now), before, record, begun)
     kept = trials.model_copy(update={"running": record})
     probes = _next_probes(record, facts, seen)
-    asks = next_asks(record, tasks, facts, seen)
+    asks = next_asks(record, tasks, left, facts, seen)
     return Outcome(kept, before, record, begun, probes=probes, prompts=prompts, asks=asks)
 
 

@@ -1,6 +1,7 @@
 """Which tasks are asked in a trial, and what their grades say."""
 
 from itertools import islice
+from typing import Any
 
 import pytest
 
@@ -116,6 +117,32 @@ def test_pairs_are_asked_once_and_no_more_than_it_takes() -> None:
         asked += 1
     assert is_shown(PLAN, progress, criteria(PLAN, progress, CELLS))
     assert asked == 3 * PLAN.least_pairs
+
+
+class Counting(tuple[Cell, ...]):
+    """Cells that count how often one is looked up by a number."""
+
+    looked_up = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.looked_up += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("done", [24, 600, 1499])
+def test_a_walk_begins_where_the_last_one_ended(done: int) -> None:
+    plan = PLAN.model_copy(update={"max_drop_percent": 0.1})
+    progress = leveled(plan=plan).model_copy(update={"tasks": done})
+    cells = Counting(CELLS)
+    assert next(to_pair(plan, progress, cells, live=True)) == done
+    assert cells.looked_up == 1
+
+
+def test_where_everything_is_told_nothing_is_walked() -> None:
+    progress = leveled(0.0)
+    cells = Counting(CELLS)
+    assert not list(to_pair(PLAN, progress, cells, live=True))
+    assert not cells.looked_up
 
 
 def test_a_fall_counts_in_its_own_cell() -> None:

@@ -137,7 +137,7 @@ def to_record(
     An engine that is alone gives the 16-bit half of all its pairs now.
     """
     spare = math.ceil(SPARE * plan.least_pairs) if alone else 0
-    for number in _numbers(cells):
+    for number in range(len(cells) * max((cell.levels + spare for cell in cells), default=0)):
         cell, place = task_of(cells, number)
         wanted = place < cell.levels or (
             cell.paired
@@ -177,14 +177,20 @@ def recorded(
 
 def to_pair(plan: Plan, progress: Progress, cells: Sequence[Cell], *, live: bool) -> Iterator[int]:
     """Numbers to be asked on engines with the change; `live` is whether one in 16 bits is left."""
-    for number in _numbers(cells):
+    told = {
+        cell.name
+        for cell in cells
+        if cell.name in progress.left_out
+        or is_shown(plan, progress, (cell.name, floor_name(cell.probe)))
+    }
+    if told >= {cell.name for cell in cells}:
+        return
+    last = len(cells) * max((cell.count for cell in cells), default=0)
+    for number in range(progress.tasks, last):
         cell, place = task_of(cells, number)
-        if number < progress.tasks or place < cell.levels or place >= cell.count:
+        if cell.name in told or not cell.levels <= place < cell.count:
             continue
-        if cell.paired and not live and number not in progress.recorded:
-            continue
-        names = (cell.name, floor_name(cell.probe))
-        if cell.name not in progress.left_out and not is_shown(plan, progress, names):
+        if live or not cell.paired or number in progress.recorded:
             yield number
 
 
@@ -228,7 +234,3 @@ def _levels(cells: Sequence[Cell], name: str) -> list[int]:
     first = range(len(cells) * max(cell.levels for cell in cells))
     found = [(number, *task_of(cells, number)) for number in first]
     return [number for number, cell, place in found if cell.name == name and place < cell.levels]
-
-
-def _numbers(cells: Sequence[Cell]) -> range:
-    return range(len(cells) * max((cell.count for cell in cells), default=0))
