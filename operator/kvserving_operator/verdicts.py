@@ -108,7 +108,9 @@ def quality_gate(facts: Facts) -> Outcome:
         return Outcome(None, Reason.NOT_RUN, "no trial has measured quality")
     message = f"trial {settled.trial}, {settled.message}"
     if settled.verdict is Verdict.PROMOTED:
-        return Outcome(True, Reason.PASSED, message)
+        watch = facts.trials.watch
+        since = f"; since then: {watch.note}" if watch is not None and watch.note else ""
+        return Outcome(True, Reason.PASSED, message + since)
     if settled.verdict is Verdict.ROLLED_BACK:
         return Outcome(False, Reason.FAILED, message)
     return Outcome(None, Reason.INCONCLUSIVE, message)

@@ -5,6 +5,7 @@ from kvserving_operator.live import KVSettings
 from kvserving_operator.trials.record import Record, Rejected, Settled, Trials
 from kvserving_operator.trials.watch import Watch
 from kvserving_tuner.trials.progress import Verdict
+from kvserving_tuner.trials.watched import begin
 
 REMEMBERED = 16
 """Rejections that are kept."""
@@ -37,16 +38,15 @@ def after(trials: Trials, record: Record, now: float) -> Trials:
             record.reject_for_seconds,
         )
     watch = trials.watch
-    if promoted and not record.plan.likelihood:
-        # What is watched are likelihoods, and eviction plays no part in them.
-        watch = None
-    elif promoted:
+    if promoted:
         watch = Watch(
             trial=record.name,
             settings=record.candidate,
             fallback=record.fallback,
             plan=record.plan,
             reject_for_seconds=record.reject_for_seconds,
+            template=record.template,
+            watched=begin(record.plan, record.progress),
         )
     return Trials(settled=settled, rejected=rejected, watch=watch)
 

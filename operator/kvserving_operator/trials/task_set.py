@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from kvserving_operator.live import NO_EVICTION
+from kvserving_operator.live import NO_EVICTION, KVSettings
 from kvserving_operator.trials.asking import Ask
 from kvserving_operator.trials.policy import SIXTEEN_BITS, is_safe
 from kvserving_operator.trials.record import Record
@@ -13,6 +13,7 @@ from kvserving_operator.trials.seen import Seen, block_size
 from kvserving_tuner.probes.names import Probe
 from kvserving_tuner.readings import Known
 from kvserving_tuner.trials.facts import Facts, Wish
+from kvserving_tuner.trials.plan import Plan
 from kvserving_tuner.trials.progress import LeftOut, Progress, State
 from kvserving_tuner.trials.tasks import (
     Cell,
@@ -63,14 +64,14 @@ class Left:
     """Of engines with the change."""
 
 
-def task_set(record: Record, seen: Seen) -> TaskSet:
-    """Tasks that a trial's probes ask of these engines."""
-    plan, size = record.plan, block_size(seen)
+def task_set(plan: Plan, candidate: KVSettings, stable: KVSettings, seen: Seen) -> TaskSet:
+    """Tasks that probes ask of these engines; `stable` is what the candidate is compared with."""
+    size = block_size(seen)
     if not plan.tasks:
         return TaskSet()
     if seen.probe_set.problem or not seen.runtime:
         return TaskSet(known=False)
-    kept = kept_tokens(record.candidate.eviction, size)
+    kept = kept_tokens(candidate.eviction, size)
     sizes = lengths(size, seen.max_tokens, kept)
     made_up = [probe for probe in plan.tasks if probe is not Probe.REFERENCES]
     least = least_tokens(size, kept)
@@ -81,9 +82,9 @@ def task_set(record: Record, seen: Seen) -> TaskSet:
             f"a context of {seen.max_tokens}"
         )
         left_out[TASKS] = LeftOut(reason="ProbeSetTooShort", message=too_short)
-    pairs = is_safe(record.stable)
+    pairs = is_safe(stable)
     if not pairs:
-        message = f"engines run {record.stable}, and answers are compared with those in 16 bits"
+        message = f"engines run {stable}, and answers are compared with those in 16 bits"
         left_out[TASKS] = LeftOut(reason="NoBaseline", message=message)
     cells = cells_of(plan, sizes, seen.probe_set.prompts, paired=pairs)
     problem = ""
@@ -201,7 +202,7 @@ def _ask(
         candidate=seen.targets[candidate] if candidate else None,
         baseline=seen.targets[baseline] if baseline else None,
         recorded=record.progress.recorded.get(number) if candidate else None,
-        busy=any(_is_busy(name, seen) for name in names),
+        busy=any(is_busy(name, seen) for name in names),
     )
 
 
@@ -213,7 +214,7 @@ def _is_plain(name: str, seen: Seen) -> bool:
     return plain and state.effective.eviction.policy == NO_EVICTION["policy"]
 
 
-def _is_busy(name: str, seen: Seen) -> bool:
+def is_busy(name: str, seen: Seen) -> bool:
     """Whether users have requests there; where it is not known, they have."""
     for engine in seen.observation.engines if seen.observation is not None else ():
         if engine.target == name and isinstance(engine.running, Known):

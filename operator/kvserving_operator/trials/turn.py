@@ -8,16 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvserving_operator.api.v1alpha1 import KVTrial
-from kvserving_operator.live import (
-    KVSettings,
-    differences,
-)
 from kvserving_operator.trials.aftermath import after, after_regression
 from kvserving_operator.trials.asking import Ask
 from kvserving_operator.trials.measuring import with_block
-from kvserving_operator.trials.probing import LEAST_BLOCKS, Request, builtin_set
+from kvserving_operator.trials.probing import Request
+from kvserving_operator.trials.prompt_set import prompts_of, request_of
 from kvserving_operator.trials.record import Record, Trials
-from kvserving_operator.trials.seen import Seen, block_size, facts_of, ready_pods
+from kvserving_operator.trials.seen import Seen, facts_of
 from kvserving_operator.trials.select import (
     Wanted,
     next_trial,
@@ -26,13 +23,12 @@ from kvserving_operator.trials.select import (
     why_not,
 )
 from kvserving_operator.trials.task_set import heard, next_asks, task_set
-from kvserving_operator.trials.watch import WATCHED
+from kvserving_operator.trials.watching import look_after
 from kvserving_tuner.judge import HardStop
 from kvserving_tuner.probes.prompts import Prompt
 from kvserving_tuner.trials.facts import Facts
 from kvserving_tuner.trials.likelihoods import next_prompts, scored
 from kvserving_tuner.trials.machine import advance
-from kvserving_tuner.trials.plan import Plan
 from kvserving_tuner.trials.progress import (
     SCREENED,
     Conclusion,
@@ -40,13 +36,6 @@ from kvserving_tuner.trials.progress import (
     State,
     Verdict,
 )
-
-MOST_PROMPTS = 400
-"""Built-in prompts: at 2 %, a median of 60 tell int8 from a drop at the bound."""
-
-
-BUILTIN_BLOCKS = 2 * LEAST_BLOCKS
-"""Most blocks of a built-in prompt."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +68,9 @@ def look(trials: Trials, wanted: Wanted, found: Sequence[KVTrial], seen: Seen) -
             record = spec_trial(trials, wanted)
             begun = record is not None and record.name not in by_name
         if record is None:
-            return _watch(trials, seen)
+            return _watch(trials, wanted, seen)
     trial = by_name.get(record.name)
-    tasks = task_set(record, seen)
+    tasks = task_set(record.plan, record.candidate, record.stable, seen)
     problem = why_not(record, trial, trials.rejected) if before is None else ""
     too_short = tasks.too_short if record.progress.state is State.PENDING else ""
     if problem or too_short:
@@ -94,7 +83,7 @@ def look(trials: Trials, wanted: Wanted, found: Sequence[KVTrial], seen: Seen) -
         record = record.model_copy(update={"progress": progress})
         return Outcome(after(trials, record, seen.now), before, record, begun)
     record, facts = facts_of(record, wanted, trial, seen, is_new=before is None)
-    prompts = _prompts(record.plan, seen)
+    prompts = prompts_of(record.plan, seen)
     record, facts = _with_evidence(record, replace(facts, prompts=len(prompts)), seen)
     record, facts, left = heard(record, tasks, facts, seen)
     progress = advance(record.plan, record.progress, facts)
@@ -107,33 +96,18 @@ def look(trials: Trials, wanted: Wanted, found: Sequence[KVTrial], seen: Seen) -
     return Outcome(kept, before, record, begun, probes=probes, prompts=prompts, asks=asks)
 
 
-def _watch(trials: Trials, seen: Seen) -> Outcome:
+def _watch(trials: Trials, wanted: Wanted, seen: Seen) -> Outcome:
     """Go on measuring what was promoted."""
     settled, watch = trials.settled, trials.watch
     if settled is None or watch is None or settled.settings != watch.settings:
         return Outcome(trials)
-    watch = watch.heard(seen.pairs)
-    message = watch.regression()
-    if message:
-        regressed = after_regression(trials, watch, message, seen.now)
-        why = f"trial {watch.trial}, {regressed.settled.message}" if regressed.settled else message
-        return Outcome(regressed, regression=why)
-    pods = tuple(n for n in ready_pods(seen) if not differences(watch.settings, seen.runtime[n]))
-    if not pods or not watch.asks(seen.now) or seen.probe_set.problem:
-        return Outcome(trials.model_copy(update={"watch": watch}))
-    watch = watch.model_copy(update={"asked_at": seen.now})
-    prompts = _prompts(watch.plan, seen)
-    number = watch.number % len(prompts)
-    probe = _request(watch.trial, watch.settings, WATCHED, number, pods, seen)
-    kept = trials.model_copy(update={"watch": watch})
-    return Outcome(kept, probes=(probe,), prompts=prompts)
-
-
-def _prompts(plan: Plan, seen: Seen) -> tuple[Prompt, ...]:
-    if seen.probe_set.problem:
-        return ()
-    own = seen.probe_set.prompts[: plan.max_samples]
-    return own or builtin_set(min(MOST_PROMPTS, plan.max_samples), block_size(seen))
+    found = look_after(watch, settled.template, wanted.floors, seen)
+    if found.fell:
+        regressed = after_regression(trials, watch, found.fell, seen.now)
+        why = regressed.settled.message if regressed.settled else found.fell
+        return Outcome(regressed, regression=f"trial {watch.trial}, {why}")
+    kept = trials.model_copy(update={"watch": found.watch})
+    return Outcome(kept, probes=found.probes, prompts=found.prompts, asks=found.asks)
 
 
 def _with_evidence(record: Record, facts: Facts, seen: Seen) -> tuple[Record, Facts]:
@@ -163,26 +137,5 @@ def _next_probes(record: Record, facts: Facts, seen: Seen) -> tuple[Request, ...
     if kind != SCREENED:
         pods = tuple(name for name in facts.ready if name in record.progress.candidates)
     return tuple(
-        _request(record.name, record.candidate, kind, number, pods, seen) for number in numbers
-    )
-
-
-def _request(
-    trial: str, settings: KVSettings, kind: str, number: int, pods: Sequence[str], seen: Seen
-) -> Request:
-    name = pods[number % len(pods)]
-    state = seen.runtime[name]
-    size, max_tokens = state.capacity.block_size or 0, seen.max_tokens
-    if not seen.probe_set.prompts:
-        # Prompts that were made up are cut alike, whatever the tokenizer makes of them.
-        max_tokens = min(max_tokens, BUILTIN_BLOCKS * size)
-    return Request(
-        trial=trial,
-        kind=kind,
-        number=number,
-        target=seen.targets[name],
-        model=seen.model,
-        block_size=size,
-        max_tokens=max_tokens,
-        dtype=settings.kv_cache_dtype,
+        request_of(record.name, record.candidate, kind, number, pods, seen) for number in numbers
     )

@@ -1,23 +1,24 @@
-"""After a promotion the gate goes on, one prompt a minute, and goes back where quality falls."""
+"""After a promotion the gate goes on at a lower rate: what is kept of that between two looks."""
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from kvserving_operator.live import KVSettings
-from kvserving_operator.trials.probing import Pair
-from kvserving_tuner.judge import Cause, Comparison, Outcome, Trial, judge
+from kvserving_tuner.probes.names import Probe
 from kvserving_tuner.trials.plan import Plan
+from kvserving_tuner.trials.watched import Watched
 
-WATCHED = "Watched"
-"""Kind of evidence: of engines whose change was promoted before."""
 SECONDS_BETWEEN = 60.0
 """A pair of probes of a few hundred tokens takes seconds: a few percent of one engine's time."""
+TASK_SECONDS_BETWEEN = 120.0
+"""Between two tasks: their prompts are longer, and tokens of an answer come one by one."""
+TASK_SHARE = 0.02
+"""Most of one engine's time that tasks take, however slow it is."""
 
 
 class Watch(BaseModel):
-    """What was promoted, and what prompts have said since."""
+    """What was promoted, and what probes have said since."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -26,36 +27,45 @@ class Watch(BaseModel):
     fallback: KVSettings
     plan: Plan
     reject_for_seconds: float
+    template: str = ""
+    """Hash of the template of the pods that answered in 16 bits."""
     number: int = 0
     """Prompts scored so far."""
     asked_at: float = 0.0
-    evidence: Mapping[str, Comparison] = Field(default_factory=dict)
+    task_asked_at: float = 0.0
+    task_seconds: float = 0.0
+    """Time that the last task took."""
+    watched: Watched = Watched()
     broken: bool = False
     """Whether a prompt had likelihoods that are no numbers."""
+    failed_prompt: str = ""
+    """Why the last prompt could not be scored; empty where it was."""
+    failed_task: str = ""
+    """The same of tasks."""
+    note: str = ""
+    """What is not watched now, and why; empty where all is."""
 
-    def heard(self, pairs: Iterable[Pair]) -> "Watch":
-        """With pairs that were scored since the last look."""
-        evidence, number = dict(self.evidence), self.number
-        for pair in pairs:
-            request = pair.request
-            if pair.error or (request.trial, request.kind) != (self.trial, WATCHED):
-                continue
-            if math.isnan(pair.rise):
-                return self.model_copy(update={"broken": True})
-            criterion = self.plan.quality(f"{WATCHED}Likelihood{pair.stratum}")
-            before = evidence.get(criterion.name) or Comparison.start(criterion)
-            evidence[criterion.name] = before.add([pair.rise])
-            number += 1
-        return self.model_copy(update={"evidence": evidence, "number": number})
+    @property
+    def asker(self) -> str:
+        """Who asks the next task: answers to any other one do not count, and none is cached."""
+        return f"{self.trial}-watch-{self.watched.task}"
 
     def asks(self, now: float) -> bool:
         """Whether the next prompt is due."""
-        return now - self.asked_at >= SECONDS_BETWEEN
+        return self.plan.likelihood and now - self.asked_at >= SECONDS_BETWEEN
 
-    def regression(self) -> str:
-        """What shows that quality fell; empty while nothing does."""
-        if self.broken:
-            return "the engine gives likelihoods that are no numbers"
-        verdict = judge(Trial(self.evidence, {}), self.plan.rules)
-        fell = verdict.outcome is Outcome.ROLL_BACK and verdict.cause is Cause.QUALITY_DROP
-        return verdict.message if fell else ""
+    def asks_task(self, now: float) -> bool:
+        """Whether the next task is due."""
+        pause = max(TASK_SECONDS_BETWEEN, self.task_seconds / TASK_SHARE)
+        return now - self.task_asked_at >= pause
+
+    def under(self, template: str, floors: Mapping[Probe, float]) -> "Watch":
+        """For the pods' template and the floors that are in force now."""
+        watch = self
+        if template != self.template and self.watched.compares:
+            watch = watch.model_copy(update={"watched": watch.watched.replaced()})
+        if dict(floors) == self.plan.floors:
+            return watch
+        tasks = tuple(each for each in Probe if each in self.plan.tasks or each in floors)
+        plan = self.plan.model_copy(update={"floors": dict(floors), "tasks": tasks})
+        return watch.model_copy(update={"plan": plan, "watched": watch.watched.with_floors(plan)})

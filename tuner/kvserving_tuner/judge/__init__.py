@@ -17,6 +17,7 @@ from kvserving_tuner.judge.criteria import (
     target_missed,
     task,
 )
+from kvserving_tuner.judge.long_run import LongRun
 from kvserving_tuner.judge.shares import Part, share_difference, share_missed
 from kvserving_tuner.judge.verdict import (
     Cause,
@@ -35,6 +36,7 @@ __all__ = [
     "Criterion",
     "Finding",
     "HardStop",
+    "LongRun",
     "Outcome",
     "Part",
     "Rules",

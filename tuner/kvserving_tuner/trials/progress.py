@@ -124,6 +124,9 @@ class Progress(Frozen):
     """Turns of a single engine; None where engines are compared with each other."""
     recorded: dict[int, float] = Field(default_factory=dict)
     """Grades of answers in 16 bits that were taken before any pod had the change, by task."""
+    kept: dict[str, dict[int, float]] = Field(default_factory=dict)
+    """Grades in 16 bits of tasks that were paired, by cell and place: for what follows a promotion.
+    """
     tasks: int = 0
     """First task that was not asked of a pod with the change yet."""
     left_out: dict[str, LeftOut] = Field(default_factory=dict)
@@ -170,6 +173,13 @@ class Progress(Frozen):
         """Without what was seen of a criterion."""
         evidence = {other: found for other, found in self.evidence.items() if other != name}
         return self.model_copy(update={"evidence": evidence})
+
+    def keeps(self, cell: str, place: int, grade: float, most: int) -> "Progress":
+        """With the grade of an answer in 16 bits, unless there are enough of the cell."""
+        grades = self.kept.get(cell, {})
+        if len(grades) >= most:
+            return self
+        return self.model_copy(update={"kept": {**self.kept, cell: {**grades, place: grade}}})
 
     def becomes(self, state: State, **update: object) -> "Progress":
         """In another state."""

@@ -6,9 +6,11 @@ there cannot show a drop, and its cell is left out. All others are pairs of two 
 with the change and of one in 16 bits without eviction. Texts of the two are never compared.
 """
 
+import hashlib
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from kvserving_tuner.judge import Comparison
@@ -26,6 +28,8 @@ CELL_TASKS: Final = 500
 """Made-up tasks of a cell: at 2 % a change that fails none that 16 bits solve needs 253 pairs."""
 SPARE: Final = 1.5
 """Tasks that are recorded before an only engine is switched, over the least that can suffice."""
+MOST_KEPT: Final = 250
+"""Grades of a cell in 16 bits that are kept for the time after a promotion."""
 ANSWER_ROOM: Final = 64
 """Tokens that the longest answer to a made-up task takes."""
 FIT: Final = 1.1
@@ -54,6 +58,14 @@ class Cell:
     def name(self) -> str:
         """Criterion of its pairs."""
         return f"{SERVED}{self.probe}{stratum_of(self.tokens)}"
+
+    @cached_property
+    def key(self) -> str:
+        """Tells it from cells with other tasks: by their length, and by a user's own texts."""
+        if not self.prompts:
+            return f"{self.probe}{self.tokens}"
+        texts = "\0".join(f"{each.plain}\0{each.reference}" for each in self.prompts)
+        return f"{self.probe}{self.tokens}-{hashlib.sha256(texts.encode()).hexdigest()[:8]}"
 
 
 def lengths(block_size: int, context: int, kept: int) -> tuple[int, ...]:
@@ -203,9 +215,10 @@ def paired(
     baseline: float | None,
 ) -> Progress:
     """With the grades of one task, with the change and in 16 bits."""
-    cell, _ = task_of(cells, number)
+    cell, place = task_of(cells, number)
     if baseline is not None:
         progress = progress.compared(plan.task(cell.name), [baseline - grade])
+        progress = progress.keeps(cell.key, place, baseline, MOST_KEPT)
     if cell.probe in plan.floors:
         floor = plan.floor(floor_name(cell.probe), cell.probe)
         progress = progress.compared(floor, [1 - grade])
