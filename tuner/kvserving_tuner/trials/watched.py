@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from kvserving_tuner.judge import Comparison, Criterion, LongRun, floor
-from kvserving_tuner.judge.long_run import EPOCH
+from kvserving_tuner.judge import Criterion, LongRun, floor
+from kvserving_tuner.judge.interval import NOTHING, MeanInterval
 from kvserving_tuner.probes.names import Probe
 from kvserving_tuner.trials.plan import Frozen, Plan
 from kvserving_tuner.trials.progress import SERVED, Progress
@@ -32,7 +32,7 @@ class Baseline(Frozen):
 
     unused: dict[int, float] = Field(default_factory=dict)
     """Grades that were not paired since the promotion, by the task's place in its cell."""
-    shown_percent: int = 0
+    shown_percent: float = 0.0
     """Mean grade that 16 bits are shown to reach at least; 0 for none."""
 
 
@@ -101,16 +101,14 @@ def begin(plan: Plan, progress: Progress) -> Watched:
     return Watched(runs=runs, baselines=baselines).with_floors(plan)
 
 
-def shown_percent(grades: Iterable[float], alpha: float) -> int:
-    """Whole percent that the mean grade is shown to be above, at this error rate; 0 for none."""
-    numbers, shown = [grade - 1 for grade in grades], 0
-    for percent in range(1, 100):
-        _, test = Comparison.start(floor("", percent)).tests
-        # The first that is not shown ends it: so the true mean is overtaken with that chance only.
-        if not test.add(test.start(), numbers).rejects(alpha):
-            break
-        shown = percent
-    return shown
+def shown_percent(grades: Iterable[float], alpha: float) -> float:
+    """Percent that the mean grade in 16 bits is shown to reach, at this error rate; 0 for none.
+
+    It holds whenever the trial ended: a trial that ends well has looked at these grades often.
+    """
+    # An interval errs on either side, and only one matters here.
+    interval = MeanInterval(0.0, 1.0, 2 * alpha)
+    return 100 * interval.of(interval.add(NOTHING, grades)).low
 
 
 def scored(plan: Plan, watched: Watched, stratum: str, rise: float) -> Watched:
@@ -156,11 +154,10 @@ def fallen(plan: Plan, watched: Watched) -> str:
     """What shows that quality fell, with its numbers; empty while nothing does."""
     levels = any(each.shown_percent for each in watched.baselines.values())
     alpha = plan.rules.false_rollback / (2 if levels else 1) / max(1, len(watched.runs))
-    least = min(plan.min_samples, EPOCH)
     found = [
         run.comparison
         for run in watched.runs.values()
-        if run.comparison.count >= least and run.is_harmful(alpha)
+        if run.count >= plan.min_samples and run.is_harmful(alpha)
     ]
     if not found:
         return ""
