@@ -11,7 +11,7 @@ from kvserving_operator.kinds import Kind
 from kvserving_operator.memory import TUNING_KEY, recall
 from kvserving_operator.trials.watch import TASK_SECONDS_BETWEEN, TASK_SHARE, Watch
 from operatorkit.specs import NAMESPACE, engine_spec
-from operatorkit.trials import GUARDED, POLICY, only_trial, put_policy, reach, trials
+from operatorkit.trials import GUARDED, POLICY, only_trial, put_policy, reach, serve, trials
 from operatorkit.world import World
 
 STREAMING = {"policy": "StreamingLLM", "sinkTokens": 64, "windowTokens": 512}
@@ -42,8 +42,8 @@ async def promote(
     return serving
 
 
-async def pass_by(world: World, looks: int, seconds: float = 60.0) -> None:
-    """Looks that are far apart, until something has happened to what was promoted."""
+async def pass_by(world: World, looks: int, seconds: float = 120.0) -> None:
+    """Looks at which a task is due each time, until something has happened to what was promoted."""
     for _ in range(looks):
         await world.tick(seconds)
         for _ in range(8):
@@ -100,10 +100,10 @@ async def test_tasks_that_fail_after_a_promotion_send_all_to_the_fallback(
 ) -> None:
     spec, expected = CHANGED[change]
     serving = await promote(world, spec)
-    await pass_by(world, 60)
+    await pass_by(world, 15)
     assert in_force(world) == expected
     world.engines.clueless = True
-    await pass_by(world, 150)
+    await pass_by(world, 60)
     assert in_force(world) == PLAIN
     (said,) = world.said("QualityRegressed")
     assert "after its promotion WatchedStructuredOutput" in said
@@ -120,11 +120,11 @@ async def test_tasks_that_fail_after_a_promotion_send_all_to_the_fallback(
 
 async def test_a_fall_is_found_where_grades_of_16_bits_are_used_up(world: World) -> None:
     await promote(world, EVICTION)
-    await pass_by(world, 400, 120)
+    await pass_by(world, 80)
     assert not any(each.unused for each in watch(world).watched.baselines.values())
-    assert count(world, "Level") > 100
+    assert count(world, "Level") > 60
     world.engines.clueless = True
-    await pass_by(world, 100, 120)
+    await pass_by(world, 60)
     assert in_force(world) == PLAIN
     assert "Level: " in world.said("QualityRegressed")[0]
 
@@ -133,7 +133,7 @@ async def test_a_floor_is_watched_and_an_edit_of_it_counts(world: World) -> None
     """A model whose cells are too weak to be compared may still break a floor."""
     world.engines.clueless = True
     serving = await promote(world, FORMAT)
-    await pass_by(world, 60)
+    await pass_by(world, 15)
     assert in_force(world)[0] == ["int8", "int8"]
     floors = {"floors": [{"probe": "StructuredOutput", "minimumPercent": 50}]}
     world.put(**serving, quality=floors)
@@ -153,7 +153,7 @@ async def test_likelihoods_are_watched_beside_tasks(world: World) -> None:
 async def test_eviction_is_watched_by_tasks_alone(world: World) -> None:
     await promote(world, EVICTION)
     world.engines.worse["bfloat16"] = 0.4
-    await pass_by(world, 60)
+    await pass_by(world, 20)
     assert watch(world).number == 0
     assert count(world, "Level") > 10
 
@@ -168,10 +168,10 @@ async def test_tasks_are_few_and_fewer_of_a_slow_engine(
     await pass_by(world, 5)
     world.engines.seconds_per_answer = seconds
     # Of the first one it is not known yet how long it takes.
-    await pass_by(world, 3, 120)
+    await pass_by(world, 3)
     world.engines.asked.clear()
     began = world.clock()
-    await pass_by(world, 200, 30)
+    await pass_by(world, 90, 30)
     passed = world.clock() - began
     assert 0 < len(world.engines.asked) <= passed / pause + 1
     assert len(world.engines.asked) >= passed / (pause + 90) - 1
@@ -180,7 +180,7 @@ async def test_tasks_are_few_and_fewer_of_a_slow_engine(
 async def test_no_answer_is_cached(world: World) -> None:
     await promote(world, EVICTION)
     world.engines.asked.clear()
-    await pass_by(world, 60)
+    await pass_by(world, 20)
     salts = [body["cache_salt"] for _, body in world.engines.asked]
     assert len(set(salts)) == len(salts) > 10
     assert {host for host, _ in world.engines.asked} == {"10.0.0.1", "10.0.0.2"}
@@ -188,11 +188,12 @@ async def test_no_answer_is_cached(world: World) -> None:
 
 async def test_probes_that_fail_hold_the_watch_and_say_why(world: World) -> None:
     await promote(world, FORMAT)
-    await pass_by(world, 20)
+    await pass_by(world, 5)
+    world.engines.answer_error = httpx.Response(503, json={"error": {"message": "too busy"}})
+    # What was under way is heard first.
+    await pass_by(world, 2)
     before = watch(world)
-    error = httpx.Response(503, json={"error": {"message": "too busy"}})
-    world.engines.answer_error = error
-    await pass_by(world, 200)
+    await pass_by(world, 40)
     assert in_force(world)[0] == ["int8", "int8"]
     gate = world.condition("QualityGate")
     assert (gate["status"], gate["reason"]) == ("True", "Passed")
@@ -200,9 +201,9 @@ async def test_probes_that_fail_hold_the_watch_and_say_why(world: World) -> None
     assert "too busy" in gate["message"]
     assert watch(world).watched.task == before.watched.task
     # The other kind of probe goes on.
-    assert watch(world).number > before.number + 100
+    assert watch(world).number > before.number + 30
     world.engines.answer_error = None
-    await pass_by(world, 20)
+    await pass_by(world, 5)
     assert watch(world).watched.task > before.watched.task
     assert "since then" not in world.condition("QualityGate")["message"]
 
@@ -211,7 +212,7 @@ async def test_prompts_that_fail_hold_as_well(world: World) -> None:
     await promote(world, FORMAT)
     before = watch(world).watched.task
     world.engines.probe_error = httpx.Response(503, json={"error": {"message": "not now"}})
-    await pass_by(world, 60)
+    await pass_by(world, 15)
     assert "not now" in world.condition("QualityGate")["message"]
     assert watch(world).number == 0
     assert watch(world).watched.task > before + 10
@@ -222,7 +223,7 @@ async def test_engines_that_do_not_answer_hold_the_watch(world: World) -> None:
     before = watch(world).watched
     for pod in world.engine_pods().values():
         pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
-    await pass_by(world, 30)
+    await pass_by(world, 10)
     assert watch(world).watched == before
     assert "holds: no engine that answers reports" in watch(world).note
     assert not world.said("QualityRegressed")
@@ -232,7 +233,7 @@ async def test_a_faulty_probe_set_holds_the_watch(world: World) -> None:
     serving = await promote(world, FORMAT)
     before = watch(world)
     world.put(**serving, quality={"probeSet": {"name": "gone"}})
-    await pass_by(world, 30)
+    await pass_by(world, 10)
     assert "holds: spec.quality.probeSet: ConfigMap gone does not exist" in watch(world).note
     assert (watch(world).number, watch(world).watched) == (before.number, before.watched)
 
@@ -243,54 +244,41 @@ async def test_pods_of_another_template_are_not_compared_and_floors_go_on(world:
     other = {**serving, "engine": engine_spec(maxModelLen=3072)}
     world.put(**other)
     await world.settle(12)
-    assert in_force(world)[1] == [512, 512] or world.engine_pods()
     done = watch(world).watched.task
-    await pass_by(world, 60)
+    await pass_by(world, 10)
     assert watch(world).watched.task == done
     assert "not compared with 16 bits any more" in world.condition("QualityGate")["message"]
     floors = {"floors": [{"probe": "StructuredOutput", "minimumPercent": 50}]}
     world.put(**other, quality=floors)
-    await pass_by(world, 20)
+    await pass_by(world, 5)
     assert watch(world).watched.task > done
     world.engines.clueless = True
-    await pass_by(world, 100)
+    await pass_by(world, 40)
     assert "WatchedStructuredOutputFloor" in world.said("QualityRegressed")[0]
 
 
 async def test_a_restarted_operator_loses_no_answer_and_counts_none_twice(world: World) -> None:
     await promote(world, EVICTION)
-    await pass_by(world, 10)
+    before = dict.fromkeys(watch(world).watched.runs, 0)
     for _ in range(12):
-        before = watch(world)
         world.new_controller()
-        await world.tick()
-        now = watch(world)
-        assert now.watched.task >= before.watched.task
-        assert {n: r.count for n, r in before.watched.runs.items()}.items() <= {
-            n: min(r.count, before.watched.runs[n].count) for n, r in now.watched.runs.items()
-        }.items()
         await pass_by(world, 3)
-    end = watch(world).watched
-    # Every task counts once for its pair and its level, and every grade of 16 bits once.
-    assert end.task == count(world, "Level")
-    paired = sum(run.count for name, run in end.runs.items() if not name.endswith("Level"))
-    (baseline,) = end.baselines.values()
-    kept = watch_start(world)
-    assert paired == kept - len(baseline.unused)
-    prompts = [json.dumps(body["prompt"]) for _, body in world.engines.asked]
-    assert prompts
-
-
-def watch_start(world: World) -> int:
-    """Pairs that the trial had: each left one grade of 16 bits."""
+        runs = watch(world).watched.runs
+        # Nothing starts over.
+        assert all(run.count >= before[name] for name, run in runs.items())
+        before = {name: run.count for name, run in runs.items()}
+    # Every task counts once for its level, and every grade of 16 bits once for its pair.
+    watched = watch(world).watched
+    assert 12 < watched.task == count(world, "Level")
     (trial,) = trials(world).values()
-    (found,) = [
-        each for each in trial["status"]["evidence"] if each["name"].startswith("ServedStructured")
-    ]
-    return int(found["samples"])
+    kept = {each["name"]: each["samples"] for each in trial["status"]["evidence"]}
+    (baseline,) = watched.baselines.values()
+    used = kept["ServedStructuredOutputMedium"] - len(baseline.unused)
+    (pairs,) = [run for name, run in watched.runs.items() if not name.endswith("Level")]
+    assert pairs.count == used == watched.task
 
 
-@pytest.mark.parametrize("looks", range(0, 40, 5))
+@pytest.mark.parametrize("looks", range(0, 12, 3))
 async def test_an_operator_killed_on_the_way_to_a_rollback_gives_one(
     world: World, looks: int
 ) -> None:
@@ -298,7 +286,7 @@ async def test_an_operator_killed_on_the_way_to_a_rollback_gives_one(
     world.engines.clueless = True
     await pass_by(world, looks)
     world.new_controller()
-    await pass_by(world, 150)
+    await pass_by(world, 60)
     await pass_by(world, 5)
     assert in_force(world) == PLAIN
     assert len(world.said("QualityRegressed")) == 1
@@ -306,7 +294,7 @@ async def test_an_operator_killed_on_the_way_to_a_rollback_gives_one(
 
 async def test_a_trial_that_fails_leaves_the_watch_of_what_stays(world: World) -> None:
     serving = await promote(world, FORMAT)
-    await pass_by(world, 30)
+    await pass_by(world, 10)
     before = watch(world)
     assert before.watched.task > 5
     world.put(**{**serving, "kvCache": {"dtype": "int2"}})
@@ -318,8 +306,31 @@ async def test_a_trial_that_fails_leaves_the_watch_of_what_stays(world: World) -
     now = watch(world)
     assert now.trial == before.trial
     assert now.watched.task >= before.watched.task
-    await pass_by(world, 20)
+    await pass_by(world, 5)
     assert watch(world).watched.task > now.watched.task
+
+
+async def test_grades_of_16_bits_go_on_to_a_format_that_is_promoted_beside_eviction(
+    world: World,
+) -> None:
+    serving = await promote(world, EVICTION)
+    await pass_by(world, 10)
+    before = watch(world)
+    world.put(**{**serving, "kvCache": {"dtype": "int8", "eviction": STREAMING}})
+    for _ in range(60):
+        await serve(world)
+        if in_force(world) == (["int8", "int8"], [512, 512]):
+            break
+    await pass_by(world, 10)
+    now = watch(world)
+    assert now.trial != before.trial
+    ((key, baseline),) = now.watched.baselines.items()
+    assert baseline.shown_percent == before.watched.baselines[key].shown_percent > 0
+    assert len(baseline.unused) < len(before.watched.baselines[key].unused)
+    world.engines.confused.add("int8")
+    await pass_by(world, 60)
+    assert in_force(world) == PLAIN
+    assert "WatchedStructuredOutput" in world.said("QualityRegressed")[0]
 
 
 def test_what_an_older_operator_has_kept_is_read() -> None:

@@ -39,6 +39,8 @@ def after(trials: Trials, record: Record, now: float) -> Trials:
         )
     watch = trials.watch
     if promoted:
+        # Beside a quantized cache or eviction no engine answered in 16 bits, but some had before.
+        known = {} if watch is None else watch.baselines_of(record.stable, record.template)
         watch = Watch(
             trial=record.name,
             settings=record.candidate,
@@ -46,7 +48,7 @@ def after(trials: Trials, record: Record, now: float) -> Trials:
             plan=record.plan,
             reject_for_seconds=record.reject_for_seconds,
             template=record.template,
-            watched=begin(record.plan, record.progress),
+            watched=begin(record.plan, record.progress, known),
         )
     return Trials(settled=settled, rejected=rejected, watch=watch)
 

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict
 from kvserving_operator.live import KVSettings
 from kvserving_tuner.probes.names import Probe
 from kvserving_tuner.trials.plan import Plan
-from kvserving_tuner.trials.watched import Watched
+from kvserving_tuner.trials.watched import Baseline, Watched
 
 SECONDS_BETWEEN = 60.0
 """A pair of probes of a few hundred tokens takes seconds: a few percent of one engine's time."""
@@ -58,6 +58,11 @@ class Watch(BaseModel):
         """Whether the next task is due."""
         pause = max(TASK_SECONDS_BETWEEN, self.task_seconds / TASK_SHARE)
         return now - self.task_asked_at >= pause
+
+    def baselines_of(self, settings: KVSettings, template: str) -> Mapping[str, Baseline]:
+        """What 16 bits gave before these settings were promoted, on pods of this template."""
+        same = (settings, template) == (self.settings, self.template) and self.watched.compares
+        return self.watched.baselines if same else {}
 
     def under(self, template: str, floors: Mapping[Probe, float]) -> "Watch":
         """For the pods' template and the floors that are in force now."""

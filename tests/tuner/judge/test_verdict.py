@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import pytest
@@ -170,6 +171,17 @@ def test_a_floor_is_an_absolute_limit_in_both_directions() -> None:
     assert judge(Trial({"floor": above}, {}), Rules()).outcome is Outcome.PROMOTE
     near = seen(floor("floor", 80), [0.0, 1.0, 0.0, 0.0, 0.0] * 12)
     assert judge(Trial({"floor": near}, {}), Rules()).outcome is Outcome.CONTINUE
+
+
+@pytest.mark.parametrize(("percent", "missed", "most"), [(95, 0.25, 120), (80, 0.4, 150)])
+def test_grades_well_below_a_floor_show_it_soon(percent: int, missed: float, most: int) -> None:
+    counts = []
+    for seed in range(15):
+        chance, found = random.Random(seed), Comparison.start(floor("floor", percent))
+        while not found.is_harmful(0.0004):
+            found = found.add([float(chance.random() < missed)])
+        counts.append(found.count)
+    assert median(counts) < most
 
 
 @pytest.mark.parametrize("percent", [0, 100, -1])

@@ -198,6 +198,16 @@ def test_a_cell_with_other_tasks_than_the_trials_is_not_compared() -> None:
     assert next_task(PLAN, watched, cells_of(PLAN, (700,), (), paired=True)) is None
 
 
+def test_what_16_bits_gave_an_earlier_trial_is_held_against_a_later_one() -> None:
+    earlier, _ = watch(PLAN, begin(PLAN, promoted()), 30)
+    later = begin(PLAN, Progress(), earlier.baselines)
+    assert not any(run.count for run in later.runs.values())
+    assert asked(PLAN, later).place == 18
+    assert fallen(PLAN, watch(PLAN, later, 90, lambda _: 0.0)[0])
+    # A trial that has pairs of its own knows better.
+    assert begin(PLAN, promoted(), earlier.baselines) == begin(PLAN, promoted())
+
+
 def test_a_users_own_tasks_come_round_and_are_told_from_edited_ones() -> None:
     plan = PLAN.model_copy(update={"tasks": (Probe.REFERENCES,)})
 

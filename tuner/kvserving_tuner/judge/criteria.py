@@ -36,6 +36,10 @@ SMALL_DROP: Final = 0.055
 """Drop in quality that bets are made for where the bound is below it: a little more than the five
 points that a trial has to find."""
 
+FLOOR_DROP: Final = 0.1
+"""Distance below a floor that bets are made for: of 5 points it takes as few grades as a bet on 5,
+and of 10 to 20 a third less."""
+
 LEAST_EFFECT: Final = 0.03
 """Least distance from the bound that bets are made for: smaller ones take more pairs than any probe
 set has."""
@@ -90,9 +94,13 @@ def floor(name: str, least_percent: float) -> Criterion:
     if not 0 < least_percent < 100:
         raise JudgeError(f"least_percent: expected more than 0 and below 100, got {least_percent}")
     bound = 1 - least_percent / 100
-    # Either way it is a mean that lies a little beyond the floor that has to be told.
-    stakes = Stakes(SMALL_DROP, SCORES_SQUARE, steady=0.6)
-    return Criterion(name, MISSED, bound, 0.0, 1.0, stakes, stakes)
+    # Near a high floor most can be won by a bet and little lost, so that its square is large.
+    missed = min(bound + FLOOR_DROP, 1.0)
+    square = (missed * (1 - bound) ** 2 + (1 - missed) * bound**2) / bound**2
+    harm = Stakes(FLOOR_DROP, square, steady=0.6)
+    return Criterion(
+        name, MISSED, bound, 0.0, 1.0, harm, Stakes(SMALL_DROP, SCORES_SQUARE, steady=0.6)
+    )
 
 
 def relative_rise(name: str, max_increase_percent: float) -> Criterion:

@@ -11,8 +11,9 @@ bits gave to the trial's pairs. They are used twice, and no more:
 Half of the accepted chance of a false rollback is for levels that are shown too high.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from pydantic import Field
 
@@ -86,10 +87,12 @@ class Watched(Frozen):
         return self.model_copy(update={"runs": kept | new})
 
 
-def begin(plan: Plan, progress: Progress) -> Watched:
-    """Nothing measured yet, held against what a trial has left."""
+def begin(
+    plan: Plan, progress: Progress, known: Mapping[str, Baseline] = MappingProxyType({})
+) -> Watched:
+    """Nothing measured yet, held against what a trial has left, and what was known before it."""
     alpha = plan.rules.false_rollback / 2 / max(1, len(progress.kept))
-    baselines = {
+    baselines = dict(known) | {
         key: Baseline(unused=grades, shown_percent=shown_percent(grades.values(), alpha))
         for key, grades in progress.kept.items()
     }
