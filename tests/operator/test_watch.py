@@ -1,7 +1,6 @@
 """What was promoted stays watched: likelihoods, tasks and floors, of formats and of eviction."""
 
 import asyncio
-import json
 from typing import Any
 
 import httpx
@@ -10,7 +9,7 @@ import pytest
 from kvserving_operator.kinds import Kind
 from kvserving_operator.memory import TUNING_KEY, recall
 from kvserving_operator.trials.watch import TASK_SECONDS_BETWEEN, TASK_SHARE, Watch
-from operatorkit.specs import NAMESPACE, engine_spec
+from operatorkit.specs import engine_spec
 from operatorkit.trials import GUARDED, POLICY, only_trial, put_policy, reach, serve, trials
 from operatorkit.world import World
 
@@ -331,21 +330,3 @@ async def test_grades_of_16_bits_go_on_to_a_format_that_is_promoted_beside_evict
     await pass_by(world, 60)
     assert in_force(world) == PLAIN
     assert "WatchedStructuredOutput" in world.said("QualityRegressed")[0]
-
-
-def test_what_an_older_operator_has_kept_is_read() -> None:
-    settings = {"kv_cache_dtype": "int8"}
-    kept = {
-        "trial": "t", "settings": settings, "fallback": {}, "plan": {"likelihood": True},
-        "reject_for_seconds": 60, "number": 12, "asked_at": 5.0,
-        "evidence": {"WatchedLikelihoodShort": {}}, "broken": False,
-    }  # fmt: skip
-    found = recall(
-        {
-            "data": {TUNING_KEY: json.dumps({"trials": {"watch": kept}})},
-            "metadata": {"namespace": NAMESPACE},
-        },
-        None,
-    ).trials.watch
-    assert found is not None
-    assert found.number == 12
