@@ -19,7 +19,7 @@ from kvserving_tuner.probes.names import Probe
 from kvserving_tuner.runtime_client import RuntimeState
 from kvserving_tuner.sources.base import EngineTarget
 from kvserving_tuner.trials.plan import Plan
-from kvserving_tuner.trials.watched import Watched
+from kvserving_tuner.trials.watched import Baseline, Watched
 from operatorkit.engines import runtime_document
 from operatorkit.trials import INT8
 
@@ -123,6 +123,17 @@ def test_what_is_too_short_holds_with_its_name() -> None:
     assert "holds: spec.quality.floors: prompts of more than" in found.watch.note
     assert found.probes
     assert not found.asks
+
+
+def test_grades_of_16_bits_are_those_of_pods_and_settings_that_are_still_there() -> None:
+    kept = {"Needle512": Baseline(shown_percent=80)}
+    before = promoted(watched=Watched(baselines=kept))
+    assert before.baselines_of(INT8, "t") == kept
+    assert before.baselines_of(KVSettings(), "t") == {}
+    assert before.baselines_of(INT8, "other") == {}
+    floors = before.plan.floors
+    # Also where the old template comes back: its pods may have loaded other weights by then.
+    assert before.under("other", floors).under("t", floors).baselines_of(INT8, "t") == {}
 
 
 def test_a_part_of_the_watch_that_moves_is_worth_a_write() -> None:

@@ -281,9 +281,20 @@ def test_half_of_the_error_is_for_the_levels() -> None:
     assert fallen(strict, plain) == fallen(PLAN, watched)
 
 
+def test_the_other_half_is_shared_out_among_levels() -> None:
+    chance = random.Random(2)
+    progress = promoted(plain=lambda _: float(chance.random() < 0.8))
+    found = begin(PLAN, progress).baselines
+    assert PLAN.rules.false_rollback == 0.01
+    for key, grades in progress.kept.items():
+        assert found[key].shown_percent == shown_percent(grades.values(), 0.01 / 2 / 3)
+        assert found[key].shown_percent < shown_percent(grades.values(), 0.01)
+
+
 def test_a_short_time_shows_nothing_however_bad_it_looks() -> None:
-    _, done = watch(PLAN, begin(PLAN, promoted()), 3 * 9, lambda _: 0.0)
-    assert len(done) == 3 * 9
+    plan = PLAN.model_copy(update={"min_samples": 20})
+    _, done = watch(plan, begin(plan, promoted(pairs=250)), 3 * 40, lambda _: 0.0)
+    assert len(done) == 3 * 19 + 1
     # Of all numbers since the promotion, so that a late fall need not wait for so many again.
     patient = PLAN.model_copy(update={"min_samples": 200})
     watched, _ = watch(patient, begin(patient, promoted()), 3 * 250)
