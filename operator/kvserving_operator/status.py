@@ -214,9 +214,10 @@ def _pod_message(pod: PodView) -> str | None:
 
 def _verdicts(previous: tuple[VerdictStatus, ...], facts: Facts) -> tuple[VerdictStatus, ...]:
     """Latest outcomes of trials, the newest last."""
-    record = None if facts.trial is None else facts.trial.record
-    new = None if record is None else verdict_status(record)
-    if new is None or any(each.trial == new.trial for each in previous):
+    new = verdict_status(facts.trials.settled)
+    # What was promoted may be rolled back later: then a trial has two.
+    known = {(each.trial, each.verdict) for each in previous}
+    if new is None or (new.trial, new.verdict) in known:
         return previous
     return (*previous, new)[-MAX_VERDICTS:]
 

@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
+from kvserving_operator.kinds import Kind
 from kvserving_tuner.trials.plan import Gain
 from operatorkit.specs import engine_spec
 from operatorkit.trials import (
@@ -222,6 +223,57 @@ async def test_an_operator_killed_at_any_moment_goes_on(world: World, looks: int
     assert "Promoted" == only_trial(world)["verdict"]
     assert ["int8", "int8"] == dtypes(world)
     assert 1 == len(world.said("TrialPromoted"))
+
+
+class KilledError(Exception):
+    """The end of a process, where a test wants it."""
+
+
+async def _ends(world: World, kill_at: int, rise: float) -> int:
+    """Kill the operator at the n-th write of a trial's end; give how many there were."""
+    ending, counted = False, 0
+
+    def on_change(kind: Kind, found: dict[str, Any]) -> None:
+        nonlocal ending, counted
+        state = found.get("status", {}).get("state") if kind is Kind.KVTrial else ""
+        ending |= state in ("Promoting", "RollingBack")
+        counted += ending
+        if ending and counted == kill_at:
+            raise KilledError
+
+    await ready(world)
+    world.put(replicas=2, **GUARDED, kvCache={"dtype": "int8"})
+    await reach(world, "Running")
+    # Screened well, so that it is the served cache that falls.
+    world.engines.worse["int8"] = rise
+    world.cluster.on_change = on_change
+    looks_left = 140
+    while looks_left:
+        looks_left -= 1
+        try:
+            await serve(world)
+        except KilledError:
+            world.new_controller()
+        if only_trial(world).get("state") == "Finished":
+            looks_left = min(looks_left, 4)
+    return counted
+
+
+@pytest.mark.parametrize(("rise", "verdict"), [(0.0, "Promoted"), (0.4, "RolledBack")])
+async def test_killed_after_any_write_of_its_end_a_trial_has_one_verdict(
+    settings: Any, rise: float, verdict: str
+) -> None:
+    kill_at, writes = 0, 1
+    while kill_at <= writes:
+        world = World(settings)
+        writes = await _ends(world, kill_at, rise)
+        await world.http.aclose()
+        assert verdict == only_trial(world)["verdict"], kill_at
+        found = [(each["value"], each["verdict"]) for each in world.status["verdicts"]]
+        assert [("int8", verdict)] == found, kill_at
+        assert "at" in world.status["verdicts"][0]
+        kill_at += 1
+    assert writes > 3
 
 
 async def test_a_trial_by_hand_pauses_waits_for_approval_and_is_promoted(world: World) -> None:

@@ -2,8 +2,16 @@
 
 from kvserving_operator.api.v1alpha1 import RequestedBy
 from kvserving_operator.live import KVSettings
-from kvserving_operator.trials.record import Record, Rejected, Settled, Trials
+from kvserving_operator.trials.record import (
+    Ended,
+    Record,
+    Rejected,
+    Settled,
+    Trials,
+    changed_field,
+)
 from kvserving_operator.trials.watch import Watch
+from kvserving_tuner.judge import Cause
 from kvserving_tuner.trials.progress import Verdict
 from kvserving_tuner.trials.watched import begin
 
@@ -26,6 +34,14 @@ def after(trials: Trials, record: Record, now: float) -> Trials:
         rolled_back=spec_wanted_it and not promoted,
         verdict=conclusion.verdict,
         message=f"{record.change}: {conclusion.message}",
+        ended=Ended(
+            trial=record.name,
+            field=record.field,
+            value=str(record.candidate),
+            verdict=conclusion.verdict,
+            reason=conclusion.reason.value,
+            at=now,
+        ),
     )
     rejected = trials.rejected
     if conclusion.rejects:
@@ -65,6 +81,14 @@ def after_regression(trials: Trials, watch: Watch, message: str, now: float) -> 
         rolled_back=trials.settled.asked == watch.settings,
         verdict=Verdict.ROLLED_BACK,
         message=f"{watch.settings} -> {watch.fallback}: after its promotion {message}",
+        ended=Ended(
+            trial=watch.trial,
+            field=changed_field(watch.fallback, watch.settings),
+            value=str(watch.settings),
+            verdict=Verdict.ROLLED_BACK,
+            reason=Cause.QUALITY_DROP.value,
+            at=now,
+        ),
     )
     rejected = with_rejection(
         trials, watch.settings, watch.trial, message, now, watch.reject_for_seconds

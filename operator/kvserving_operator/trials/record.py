@@ -11,6 +11,8 @@ from kvserving_operator.trials.watch import Watch
 from kvserving_tuner.trials.plan import Plan
 from kvserving_tuner.trials.progress import Progress, Verdict
 
+DTYPE_FIELD, EVICTION_FIELD = "KVCacheDType", "Eviction"
+
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -67,6 +69,29 @@ class Record(_Frozen):
         """The change in words."""
         return f"{self.stable} -> {self.candidate}"
 
+    @property
+    def field(self) -> str:
+        """Setting that is changed."""
+        return changed_field(self.stable, self.candidate)
+
+
+def changed_field(before: KVSettings, after: KVSettings) -> str:
+    """Setting in which these differ; the format where they differ in both."""
+    return EVICTION_FIELD if before.kv_cache_dtype == after.kv_cache_dtype else DTYPE_FIELD
+
+
+class Ended(_Frozen):
+    """How a trial ended, as `status.verdicts` has it."""
+
+    trial: str
+    field: str
+    value: str
+    """What was tried."""
+    verdict: Verdict
+    reason: str
+    at: float
+    """In seconds since the epoch."""
+
 
 class Settled(_Frozen):
     """What engines run with, and for which `spec.kvCache` that was settled."""
@@ -81,6 +106,8 @@ class Settled(_Frozen):
     """Whether the spec asks for something else."""
     verdict: Verdict | None = None
     message: str = ""
+    ended: Ended | None = None
+    """The trial's end, kept until the KVServing's status surely has it."""
 
     @classmethod
     def by_spec(cls, asked: KVSettings, template: str) -> Self:

@@ -19,7 +19,7 @@ from kvserving_operator.api.v1alpha1 import (
 )
 from kvserving_operator.kinds import Kind
 from kvserving_operator.render.names import MANAGED_BY, SERVING_LABEL, ServingRef
-from kvserving_operator.trials.record import Record, Settled
+from kvserving_operator.trials.record import DTYPE_FIELD, EVICTION_FIELD, Record, Settled
 from kvserving_operator.trials.turn import Outcome
 from kvserving_tuner.judge import Comparison
 from kvserving_tuner.trials.machine import PAUSED_NOTE
@@ -30,7 +30,6 @@ from kvserving_tuner.trials.tasks import LEAST_BASELINE
 
 TEXT_LIMIT = 1024
 MAX_EVIDENCE = 64
-DTYPE_FIELD, EVICTION_FIELD = "KVCacheDType", "Eviction"
 LARGEST = 1e6
 
 
@@ -52,7 +51,7 @@ def trial_status(
         ),
         observed_generation=generation,
         state=_state(record),
-        summary=f"{_field(record)} {record.change}",
+        summary=f"{record.field} {record.change}",
         step=progress.step if serves else previous.step,
         step_percent=record.plan.steps[progress.step] if serves else previous.step_percent,
         started_at=_moment(progress.started_at),
@@ -160,18 +159,18 @@ def events(outcome: Outcome) -> tuple[Announce, ...]:
     return tuple(said)
 
 
-def verdict_status(record: Record) -> VerdictStatus | None:
-    """Entry of `status.verdicts` for a trial that has ended."""
-    conclusion, at = record.progress.conclusion, _moment(record.progress.finished_at)
-    if conclusion is None or at is None:
+def verdict_status(settled: Settled | None) -> VerdictStatus | None:
+    """Entry of `status.verdicts` for the trial that settled what is in force, if one did."""
+    ended = None if settled is None else settled.ended
+    if ended is None:
         return None
     return VerdictStatus(
-        trial=record.name,
-        field=_field(record),
-        value=str(record.candidate),
-        verdict=conclusion.verdict.value,
-        reason=conclusion.reason.value,
-        at=at,
+        trial=ended.trial,
+        field=ended.field,
+        value=ended.value,
+        verdict=ended.verdict.value,
+        reason=ended.reason,
+        at=timestamp(datetime.fromtimestamp(ended.at, UTC)),
     )
 
 
@@ -189,12 +188,6 @@ def promoted_value(settled: Settled | None, generation: int) -> tuple[PromotedVa
         )
         for name, value in values.items()
     )
-
-
-def _field(record: Record) -> str:
-    """Setting that a trial changes; the format where it changes both."""
-    same_format = record.candidate.kv_cache_dtype == record.stable.kv_cache_dtype
-    return EVICTION_FIELD if same_format else DTYPE_FIELD
 
 
 def _message(record: Record) -> str:
