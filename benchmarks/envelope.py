@@ -1,6 +1,7 @@
 """What every result file says beside its rows: machine, versions, command, commit."""
 
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -52,10 +53,13 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Commit of this checkout, marked where files differ from it; empty where there is no git."""
+    """Commit of this checkout, marked where files differ from it.
+
+    Where there is no git, as in an engine's image, what the variable COMMIT says.
+    """
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
     if shutil.which(command[0]) is None:
-        return ""
+        return os.environ.get("COMMIT", "")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip()
 
@@ -68,6 +72,4 @@ def _processor() -> str:
 
 
 def _processors() -> int:
-    import os
-
     return len(os.sched_getaffinity(0))
