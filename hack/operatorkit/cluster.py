@@ -74,6 +74,9 @@ class MemoryCluster:
         key = self._key(manifest)
         self._refuse(key[0])
         old = self.objects.get(key)
+        version = manifest["metadata"].get("resourceVersion")
+        if version is not None and (old is None or old["metadata"]["resourceVersion"] != version):
+            raise Conflict(f"{key} was changed")
         if subresource == "status":
             if old is None:
                 raise AssertionError(f"status of {key} applied before the object exists")

@@ -5,6 +5,7 @@ not yet said what they take live, would be silent without this.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from kvserving_operator.api.conditions import Condition, set_condition
@@ -19,6 +20,7 @@ from kvserving_operator.api.v1alpha1 import (
     parse_trial,
 )
 from kvserving_operator.cluster import Cluster, apply_status
+from kvserving_operator.errors import Conflict
 from kvserving_operator.kinds import Kind, Object
 
 
@@ -56,7 +58,12 @@ class Acceptance:
 
     async def _write(self, kind: Kind, body: Object, status: Object) -> None:
         meta = body["metadata"]
-        await apply_status(self._cluster, kind, meta["namespace"], meta["name"], status)
+        # A look at a KVServing tells of its trials too, and may have done so since.
+        with suppress(Conflict):
+            await apply_status(
+                self._cluster, kind, meta["namespace"], meta["name"], status,
+                meta["resourceVersion"],
+            )  # fmt: skip
 
 
 def policy_status(body: Object, now: datetime) -> KVRollbackPolicyStatus:

@@ -182,13 +182,24 @@ class KubernetesCluster:
 
 
 async def apply_status(
-    cluster: Cluster, kind: Kind, namespace: str, name: str, status: Object
+    cluster: Cluster,
+    kind: Kind,
+    namespace: str,
+    name: str,
+    status: Object,
+    resource_version: str | None = None,
 ) -> None:
-    """Store the whole status of one of our own kinds, by server-side apply."""
+    """Store the whole status of one of our own kinds, by server-side apply.
+
+    With a resource version only over that one: Conflict where the object was written since.
+    """
+    metadata = {"namespace": namespace, "name": name}
+    if resource_version is not None:
+        metadata["resourceVersion"] = resource_version
     manifest = {
         "apiVersion": kind.api_version,
         "kind": kind.name,
-        "metadata": {"namespace": namespace, "name": name},
+        "metadata": metadata,
         "status": status,
     }
     await cluster.apply(manifest, subresource="status")

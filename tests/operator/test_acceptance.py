@@ -1,10 +1,12 @@
 """What is said of policies and trials as such."""
 
+import copy
 from typing import Any
 
 import pytest
 
 from kvserving_operator.acceptance import Acceptance
+from kvserving_operator.cluster import apply_status
 from kvserving_operator.kinds import Kind
 from operatorkit.cluster import Clock, MemoryCluster
 from operatorkit.specs import NAME, NAMESPACE, serving_body
@@ -27,9 +29,12 @@ class Known:
         self.cluster.objects[(kind, NAMESPACE, name)] = {
             "apiVersion": kind.api_version,
             "kind": kind.name,
-            "metadata": {"name": name, "namespace": NAMESPACE, "uid": name, "generation": 1},
+            "metadata": {
+                "name": name, "namespace": NAMESPACE, "uid": name, "generation": 1,
+                "resourceVersion": "0",
+            },
             "spec": spec,
-        }
+        }  # fmt: skip
 
     def status(self, kind: Kind, name: str) -> dict[str, Any]:
         """Give the stored status."""
@@ -99,3 +104,15 @@ async def test_a_trial_that_looks_tell_of_is_left_to_them(known: Known, state: s
     body = known.cluster.objects[Kind.KVTrial, NAMESPACE, "trial"]
     body["status"] = {"state": state}
     assert {"state": state} == await known.trial()
+
+
+@pytest.mark.parametrize("kind", [Kind.KVRollbackPolicy, Kind.KVTrial])
+async def test_what_was_told_since_the_event_is_left_alone(known: Known, kind: Kind) -> None:
+    name = "policy" if kind is Kind.KVRollbackPolicy else "trial"
+    known.cluster.objects[Kind.KVServing, NAMESPACE, NAME] = serving_body()
+    seen = copy.deepcopy(known.cluster.objects[kind, NAMESPACE, name])
+    since = {"state": "Finished", "verdict": "Failed"} if kind is Kind.KVTrial else {}
+    await apply_status(known.cluster, kind, NAMESPACE, name, since)
+    look = known.acceptance.trial if kind is Kind.KVTrial else known.acceptance.policy
+    await look(seen)
+    assert since == known.status(kind, name)
