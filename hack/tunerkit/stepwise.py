@@ -274,7 +274,8 @@ class StepwiseEngine:
 
     def release(self, job: Job) -> None:
         """Free all blocks of a request, its last one first."""
-        plain, named = [], []
+        plain: list[Block] = []
+        named: list[Block] = []
         for block in reversed(job.blocks):
             if block is None:
                 continue

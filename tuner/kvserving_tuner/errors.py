@@ -33,6 +33,8 @@ class SimulationError(TunerError):
         """Name the field at fault."""
         super().__init__(f"{field}: expected {expected}, got {got}")
         self.field = field
+        self.expected = expected
+        self.got = got
 
 
 class ProbeSetError(TunerError):

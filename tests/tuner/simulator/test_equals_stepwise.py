@@ -1,6 +1,5 @@
 """The simulator takes many steps at once; one step and one block at a time gives the same."""
 
-from dataclasses import replace
 from typing import Any
 
 from hypothesis import HealthCheck, event, given, settings

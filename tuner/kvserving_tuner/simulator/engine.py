@@ -92,6 +92,7 @@ class Engine:
             if self.settings.prefix_caching:
                 prefix = ((shared.id, shared.end) for shared in request.prefix)
                 block = self.settings.block_size
+                sequence.shares = bool(request.prefix) or request.session is not None
                 sequence.chain = core.cache.chain(prefix, request.session, block)
             self.sequences.append(sequence)
             core.coming.append(sequence)

@@ -161,6 +161,7 @@ class PrefixCache:
                 return
             blocks -= size
             del self._unheld[run]
+            # All behind it is gone, unless one id was given to different stretches.
             run.stretch.runs.remove(run)
 
     def clear(self) -> None:

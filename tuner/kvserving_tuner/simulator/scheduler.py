@@ -35,6 +35,7 @@ class Scheduler:
         self.unstarted_tokens = 0
         """Prompt tokens of requests that have no first token yet."""
         self._block = settings.block_size
+        self._longest = settings.longest
         self.cache = PrefixCache()
         self._serial = 0
         self._returned = 0
@@ -151,30 +152,33 @@ class Scheduler:
 
     def _admit(self, budget: int) -> int:
         """Admit from the queue what the limits allow; ticks that its prompts take."""
-        spent, block = 0, self._block
+        spent, block, caching, waiting = 0, self._block, self.caching, self.waiting
+        reserve = self.settings.reserve_full_isl
+        running = self.running
         self._refused = False
-        while self.waiting and budget and self.running < self.max_active_seqs:
-            sequence = self.waiting[0]
+        while waiting and budget and running < self.max_active_seqs:
+            sequence = waiting[0]
             hits = unheld = 0
-            if self.caching:
+            written = False
+            if caching and (sequence.shares or sequence.preemptions):
                 written = self._publish_for(sequence)
                 hits, unheld = self.cache.lookup(sequence, (sequence.known - 1) // block)
             tokens = min(sequence.known - hits * block, budget)
-            blocks = self._held(hits * block, tokens) - hits
-            needed = blocks
-            if self.settings.reserve_full_isl:
+            blocks = needed = self._held(hits * block, tokens) - hits
+            if reserve:
                 reserved = self.settings.admitted_blocks(sequence.known, self._eviction) - hits
                 needed = max(blocks, reserved)
-            watermark = self._watermark if self.running else 0
+            watermark = self._watermark if running else 0
             if needed + unheld + watermark > self.free:
                 # With blocks that others return or publish it may fit before any sequence ends.
-                self._refused = self._eviction is None and not (self.caching and written)
+                self._refused = self._eviction is None and not written
                 break
-            self.waiting.popleft()
+            waiting.popleft()
+            running += 1
             self._serial += 1
             sequence.serial = self._serial
             sequence.computed = hits * block
-            if self.caching:
+            if caching:
                 self.cache.hold(sequence, hits)
                 self.free -= unheld
                 if not sequence.preemptions:
@@ -240,7 +244,7 @@ class Scheduler:
         while coming and coming[0].due <= self.now:
             sequence = coming.popleft()
             if (
-                sequence.prompt + sequence.answer > settings.longest
+                sequence.prompt + sequence.answer > self._longest
                 or _reached(self.running + len(self.waiting), settings.max_num_queued_reqs)
                 or _reached(self.unstarted_tokens, settings.max_num_queued_tokens)
             ):

@@ -46,6 +46,8 @@ class Sequence:
     """Tokens of its prompt, and of its answer as far as it goes: what a prefill has to compute."""
     chain: tuple[tuple[Stretch, int], ...] = ()
     """Its stretches, each with the block before which it ends."""
+    shares: bool = False
+    """Whether other requests may have computed some of its blocks."""
     published: int = 0
     """Leading blocks that are in the prefix cache, found there or put there."""
     silent: bool = True
