@@ -19,8 +19,8 @@ from kvserving_tuner.errors import SimulationError
 from kvserving_tuner.simulator.workload import Request, Workload
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
-QUANTILES: Final = 33
-"""From the shortest to the longest, at equal shares of requests."""
+SHARES: Final = (*(part / 32 for part in range(32)), 0.98, 0.99, 0.995, 0.999, 1.0)
+"""Shares of the requests that are no longer than each quantile; more of them where few are long."""
 
 
 @dataclass(frozen=True)
@@ -77,15 +77,14 @@ def fit_load(workload: Workload, source: str) -> LoadModel:
     prompts = np.array([request.prompt for request in requests], dtype=np.float64)
     answers = np.array([request.answer for request in requests], dtype=np.float64)
     ranks = [np.argsort(np.argsort(values)).astype(np.float64) for values in (prompts, answers)]
-    shares = np.linspace(0, 1, QUANTILES)
     return LoadModel(
         name=workload.name,
         source=source,
         rate=round(1 / mean, 4),
         variation=round(float(between.std()) / mean, 4),
         correlation=round(_correlation(*ranks), 4),
-        prompts=tuple(round(float(value), 1) for value in np.quantile(prompts, shares)),
-        answers=tuple(round(float(value), 1) for value in np.quantile(answers, shares)),
+        prompts=tuple(round(float(value), 1) for value in np.quantile(prompts, SHARES)),
+        answers=tuple(round(float(value), 1) for value in np.quantile(answers, SHARES)),
     )
 
 
@@ -113,5 +112,5 @@ def _correlation(first: Array, second: Array) -> float:
 
 def _at(quantiles: tuple[float, ...], normal: Array) -> Array:
     shares = [0.5 * (1 + math.erf(value / math.sqrt(2))) for value in normal]
-    values = np.interp(shares, np.linspace(0, 1, len(quantiles)), quantiles)
+    values = np.interp(shares, SHARES, quantiles)
     return np.maximum(1, np.rint(values))
