@@ -102,7 +102,7 @@ class Scheduler:
         preempted = len(needing) > self.free
         if preempted:
             self._make_room(list(needing.values()))
-        else:
+        elif needing:
             self._take(len(needing))
         self._returned = decoding.returned(step)
         count = len(self._members)
@@ -118,7 +118,7 @@ class Scheduler:
             else:
                 budget -= tokens
                 spent += self._prefill(sequence, tokens, blocks)
-        if not preempted and self.waiting:
+        if budget and self.waiting and not preempted:
             spent += self._admit(budget)
         self._advance(1, spent)
 
@@ -164,10 +164,10 @@ class Scheduler:
                 written = self._publish_for(sequence)
                 hits, unheld = self.cache.lookup(sequence, (sequence.known - 1) // block)
             tokens = min(sequence.known - hits * block, budget)
-            blocks = needed = self._held(hits * block, tokens) - hits
+            blocks = needed = -(-tokens // block)
             if reserve:
-                reserved = self.settings.admitted_blocks(sequence.known, self._eviction) - hits
-                needed = max(blocks, reserved)
+                admitted = self.settings.admitted_blocks(sequence.known, self._eviction)
+                needed = max(blocks, admitted - hits)
             watermark = self._watermark if running else 0
             if needed + unheld + watermark > self.free:
                 # With blocks that others return or publish it may fit before any sequence ends.
