@@ -15,6 +15,7 @@ from kvserving_tuner.observation import EpochReason, Window
 from kvserving_tuner.readings import Known, Reading
 from kvserving_tuner.settings import Mode, TuningSettings
 from kvserving_tuner.simulator.engine import Engine
+from kvserving_tuner.simulator.metrics import Metrics
 from kvserving_tuner.simulator.settings import EngineSettings
 from kvserving_tuner.simulator.steptimes import StepTimes
 from kvserving_tuner.simulator.workload import Request
@@ -95,6 +96,20 @@ async def test_latencies_in_the_metrics_are_those_of_the_requests() -> None:
     assert samples["vllm:request_generation_tokens_sum"] == sum(
         s.answer for s in simulated.sequences
     )
+
+
+async def test_what_is_refused_is_an_error_of_the_server_or_of_the_client() -> None:
+    simulated = engine(requests=0, max_num_queued_reqs=2)
+    simulated.submit([Request(1.0, 100, 50)] * 5 + [Request(2.0, 600, 200)])
+    server = World({"a": simulated}).servers["a"]
+    server.advance(1_000_100.0)
+    found = {
+        (sample.name, sample.labels.get("status") or sample.labels.get("reason")): sample.value
+        for sample in Metrics(simulated, 0.0).samples()
+    }
+    assert [found["http_requests_total", s] for s in ("2xx", "4xx", "5xx")] == [2, 1, 3]
+    assert found["vllm:admission_rejections_total", "max_num_queued_reqs"] == 3
+    assert found["vllm:admission_rejections_total", "max_num_queued_tokens"] == 0
 
 
 def run(world: World, mode: Mode, seconds: float) -> list[Turn]:

@@ -17,11 +17,20 @@ class Counters:
     """As the engine's metric has them: a preemption counts once its victim gets a token again."""
     finished: int = 0
     """Requests."""
-    rejected: int = 0
-    """Requests that were refused on arrival: too long, or too many before them."""
+    too_long: int = 0
+    """Requests that were refused because nothing could ever serve them."""
+    rejected_by_requests: int = 0
+    """Requests that were refused because too many were in flight."""
+    rejected_by_tokens: int = 0
+    """Requests that were refused because too many prompt tokens were ahead of them."""
     prefix_queries: int = 0
     prefix_hits: int = 0
     computed_tokens: int = 0
     """Prompt tokens computed, those of preempted sequences again."""
     switches: int = 0
     """Live switches of format or eviction."""
+
+    @property
+    def rejected(self) -> int:
+        """Requests that were refused on arrival, for whatever reason."""
+        return self.too_long + self.rejected_by_requests + self.rejected_by_tokens

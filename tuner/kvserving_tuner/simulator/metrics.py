@@ -19,6 +19,7 @@ TPOT_EDGES: Final = (
     40.0, 80.0,
 )  # fmt: skip
 LENGTH_EDGES: Final = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5))
+FINISHED_REASONS: Final = ("stop", "length", "abort", "error", "repetition")
 LABELS: Final = {"engine": "0", "model_name": "simulated"}
 
 
@@ -100,8 +101,22 @@ class Metrics:
         for reason, value in (("capacity", engine.waiting), ("deferred", 0)):
             name = "vllm:num_requests_waiting_by_reason"
             yield Sample(name, {**LABELS, "reason": reason}, float(value))
-        finished = {**LABELS, "finished_reason": "length"}
-        yield Sample("vllm:request_success_total", finished, float(counters.finished))
+        for reason in FINISHED_REASONS:
+            value = counters.finished if reason == "length" else 0
+            labels = {**LABELS, "finished_reason": reason}
+            yield Sample("vllm:request_success_total", labels, float(value))
+        for reason, value in (
+            ("max_num_queued_reqs", counters.rejected_by_requests),
+            ("max_num_queued_tokens", counters.rejected_by_tokens),
+        ):
+            labels = {**LABELS, "reason": reason}
+            yield Sample("vllm:admission_rejections_total", labels, float(value))
+        refused = counters.rejected - counters.too_long
+        for status, value in (
+            ("2xx", counters.finished), ("4xx", counters.too_long), ("5xx", refused),
+        ):  # fmt: skip
+            labels = {"handler": "/v1/completions", "method": "POST", "status": status}
+            yield Sample("http_requests_total", labels, float(value))
 
     def _histograms(self) -> Iterable[Sample]:
         yield from self._ttft.samples("vllm:time_to_first_token_seconds")

@@ -240,18 +240,18 @@ class Scheduler:
 
     def take_in(self) -> None:
         """Queue what has arrived, or refuse it; by the state before the step's outputs."""
-        settings, coming = self.settings, self.coming
+        settings, coming, counters = self.settings, self.coming, self.counters
         while coming and coming[0].due <= self.now:
             sequence = coming.popleft()
-            if (
-                sequence.prompt + sequence.answer > self._longest
-                or _reached(self.running + len(self.waiting), settings.max_num_queued_reqs)
-                or _reached(self.unstarted_tokens, settings.max_num_queued_tokens)
-            ):
-                self.counters.rejected += 1
-                continue
-            self.unstarted_tokens += sequence.prompt
-            self.waiting.append(sequence)
+            if sequence.prompt + sequence.answer > self._longest:
+                counters.too_long += 1
+            elif _reached(self.running + len(self.waiting), settings.max_num_queued_reqs):
+                counters.rejected_by_requests += 1
+            elif _reached(self.unstarted_tokens, settings.max_num_queued_tokens):
+                counters.rejected_by_tokens += 1
+            else:
+                self.unstarted_tokens += sequence.prompt
+                self.waiting.append(sequence)
 
     def _start(self, sequence: Sequence) -> None:
         """A prompt has been computed: its next token is there."""
