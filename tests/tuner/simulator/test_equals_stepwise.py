@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 
 from kvserving_tuner.simulator.engine import Engine
@@ -99,6 +99,25 @@ def reference(engine: StepwiseEngine) -> dict[str, Any]:
     }
 
 
+def scarce() -> EngineSettings:
+    """Several sequences need a block at once, and the newest that has to go is one of them."""
+    return EngineSettings(
+        cache_bytes=192,
+        bytes_per_token={"bfloat16": 1.0, "fp8_e4m3": 0.5},
+        dtype="bfloat16",
+        block_size=16,
+        max_num_seqs=5,
+        max_num_batched_tokens=47,
+        max_model_len=170,
+        reserve_full_isl=False,
+        prefix_caching=False,
+    )
+
+
+LENGTHS = [(20, 14), (20, 14), (21, 13), (1, 1), (20, 1), (20, 1), (1, 1), (37, 11), (7, 11)]
+
+
+@example(scarce(), [Request(0.0, *each) for each in LENGTHS], [])
 @settings(
     max_examples=300,
     deadline=None,

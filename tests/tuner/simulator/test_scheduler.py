@@ -110,6 +110,28 @@ def test_a_prompt_is_reserved_in_full_unless_that_is_off() -> None:
     assert loose.counters.preemptions > 0
 
 
+def test_a_lower_budget_admits_a_part_of_a_prompt_that_did_not_fit_before() -> None:
+    # Five blocks are free. The second prompt needs six for what the budget leaves it, then two.
+    found = engine(Request(0, 45, 40), Request(0, 90, 2), tokens=100, reserve_full_isl=False)
+    found.advance(3)
+    assert found.running == 1
+    found.max_scheduled_tokens = 20
+    found.advance(4)
+    assert found.running == 2
+
+
+def test_a_sequence_that_has_had_to_go_needs_no_block_any_more() -> None:
+    # In step 12 the first three and the last lack a block each, and two are free. The one that the
+    # last gives back serves the third; the fourth stays.
+    work = [Request(0, 10, 30)] * 3 + [Request(0, 15, 30), Request(0.5, 1, 30)]
+    found = engine(*work, tokens=120)
+    found.advance(11)
+    assert (found.running, found.free_blocks) == (5, 2)
+    found.advance(12)
+    assert [sequence.preemptions for sequence in found.sequences] == [0, 0, 0, 0, 1]
+    assert (found.running, found.free_blocks) == (4, 0)
+
+
 def test_the_watermark_keeps_blocks_free_but_not_for_the_only_one() -> None:
     work = (Request(0, 40, 20), Request(0, 40, 2))
     assert times(engine(*work, tokens=100))[1] == (1, 2)
@@ -157,6 +179,14 @@ def test_an_answer_is_found_by_the_next_turn_of_its_session() -> None:
     times(found)
     # The last of 71 tokens was never computed: 70 are cached, in blocks of 10.
     assert found.counters.prefix_hits == 70
+
+
+def test_a_request_that_waits_for_blocks_is_admitted_once_enough_of_it_is_published() -> None:
+    # It needs ten blocks, of which the other has four and a part of the fifth; five are free. When
+    # that one is full, in step 11, it counts for both.
+    first = Request(0, 40, 60, session="chat")
+    found = engine(first, Request(2.5, 96, 1, session="chat"), tokens=100, prefix_caching=True)
+    assert times(found)[1] == (11, 11)
 
 
 def test_what_was_used_longest_ago_is_forgotten_first_from_its_end() -> None:
@@ -227,6 +257,15 @@ def test_a_window_bounds_what_a_sequence_holds() -> None:
     # One block of sinks, and a window of 30 tokens that begins anywhere in a block.
     assert max(held) == 5
     assert found.free_blocks == found.blocks
+
+
+def test_a_request_that_waits_for_blocks_is_admitted_when_another_returns_them() -> None:
+    # A prompt holds its ten blocks until it is computed, and then five of them.
+    found = engine(
+        Request(0, 100, 20), Request(0, 40, 2), tokens=120, eviction=Window(5, 30),
+        max_num_batched_tokens=200,
+    )  # fmt: skip
+    assert times(found)[1] == (2, 3)
 
 
 sizes = st.tuples(st.integers(0, 200), st.integers(1, 300), st.integers(1, 65))

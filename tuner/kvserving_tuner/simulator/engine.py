@@ -130,7 +130,7 @@ class Engine:
     def max_scheduled_tokens(self, value: int) -> None:
         low, high = self.settings.max_num_seqs, self.settings.max_num_batched_tokens
         within("max_scheduled_tokens", value, low, high)
-        self._scheduler.max_scheduled_tokens = value
+        self._scheduler.set_budget(value)
 
     def switch(self, dtype: str, eviction: Window | None) -> None:
         """Change format and eviction live: all that runs is computed again after a pause.

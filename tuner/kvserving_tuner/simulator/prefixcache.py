@@ -24,6 +24,8 @@ class PrefixCache:
         """Blocks that are cached and held by no running sequence."""
         self._unheld: OrderedDict[Run, None] = OrderedDict()
         self._stretches: dict[tuple[str | int, int], Stretch] = {}
+        # Holds what finished requests had for themselves alone.
+        self._retired = Stretch(0)
 
     def chain(
         self,
@@ -149,6 +151,19 @@ class PrefixCache:
         sequence.published = 0
         self.blocks += unheld
         return published, unheld
+
+    def retire(self, blocks: int) -> None:
+        """Keep blocks that nobody will look for, until they are the least recently used."""
+        self.blocks += blocks
+        if self._unheld:
+            latest = next(reversed(self._unheld))
+            if latest.stretch is self._retired:
+                # They go one after the other, so one run does for both.
+                latest.high += blocks
+                return
+        run = Run(self._retired, 0, blocks, 0)
+        self._retired.runs.append(run)
+        self._unheld[run] = None
 
     def evict(self, blocks: int) -> None:
         """Forget the least recently used blocks."""

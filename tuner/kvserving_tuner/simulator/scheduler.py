@@ -31,7 +31,7 @@ class Scheduler:
         self.completed: list[Sequence] = []
         """Sequences that have finished, in the order in which they did."""
         self.max_active_seqs = settings.max_active_seqs or settings.max_num_seqs
-        self.max_scheduled_tokens = settings.max_scheduled_tokens or settings.max_num_batched_tokens
+        self.set_budget(settings.max_scheduled_tokens or settings.max_num_batched_tokens)
         self.unstarted_tokens = 0
         """Prompt tokens of requests that have no first token yet."""
         self._block = settings.block_size
@@ -39,6 +39,8 @@ class Scheduler:
         self.cache = PrefixCache()
         self._serial = 0
         self._returned = 0
+        # Whether the first in the queue is known to be too large for the free blocks.
+        self._refused = False
 
     def set_up(self, dtype: str, eviction: Window | None, price: StepTicks) -> None:
         """Begin with an empty cache; nothing may be running."""
@@ -53,7 +55,11 @@ class Scheduler:
         self._prefilling: Sequence | None = None
         # Those whose prompts are computed in the step under way.
         self._ready: list[Sequence] = []
-        # Whether the first in the queue is known to be too large for the free blocks.
+
+    def set_budget(self, tokens: int) -> None:
+        """Limit the tokens of a step from now on."""
+        self.max_scheduled_tokens = tokens
+        # A smaller part of a prompt may fit where a larger one did not.
         self._refused = False
 
     @property
@@ -125,12 +131,12 @@ class Scheduler:
     def _make_room(self, needing: list[Sequence]) -> None:
         """Give a block to each sequence, oldest first, at the cost of the newest ones."""
         for sequence in needing:
+            # What has been preempted is newer than all that still run.
+            if not sequence.decoding:
+                return
             while not self.free:
                 if self._preempt() is sequence:
                     return
-            # What was preempted is newer than all that still run.
-            if not sequence.decoding:
-                return
             self._take(1)
 
     def _preempt(self) -> Sequence:
@@ -166,8 +172,7 @@ class Scheduler:
             tokens = min(sequence.known - hits * block, budget)
             blocks = needed = -(-tokens // block)
             if reserve:
-                admitted = self.settings.admitted_blocks(sequence.known, self._eviction)
-                needed = max(blocks, admitted - hits)
+                needed = self.settings.admitted_blocks(sequence.known, self._eviction) - hits
             watermark = self._watermark if running else 0
             if needed + unheld + watermark > self.free:
                 # With blocks that others return or publish it may fit before any sequence ends.
@@ -272,7 +277,12 @@ class Scheduler:
         sequence.finished = self.now
         self.counters.finished += 1
         self.completed.append(sequence)
-        self._release(sequence)
+        if self.caching and not sequence.shares and not sequence.published:
+            self.cache.retire(sequence.computed // self._block)
+            self.free += self._held(sequence.computed)
+            self._refused = False
+        else:
+            self._release(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         freed = self._held(sequence.computed)
