@@ -73,12 +73,13 @@ class Engine:
     def idle(self) -> bool:
         """Whether all that was submitted is finished or refused."""
         core = self._scheduler
-        return not (core.running or core.waiting or core.coming)
+        return not (core.running or core.waiting or core.arrivals.coming)
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Let requests arrive; SimulationError unless they are in order of arrival."""
         core = self._scheduler
-        latest = core.coming[-1].arrival if core.coming else core.now
+        coming = core.arrivals.coming
+        latest = coming[-1].arrival if coming else core.now
         for request in requests:
             arrival = ticks(request.arrival)
             if arrival < latest:
@@ -95,7 +96,7 @@ class Engine:
                 sequence.shares = bool(request.prefix) or request.session is not None
                 sequence.chain = core.cache.chain(prefix, request.session, block)
             self.sequences.append(sequence)
-            core.coming.append(sequence)
+            coming.append(sequence)
 
     def advance(self, until: float | None = None) -> None:
         """Take steps up to a time in seconds, which the last one may pass; None: until idle."""
@@ -104,12 +105,13 @@ class Engine:
         while end is None or core.now < end:
             if core.running or core.waiting:
                 core.take_steps(end)
-            elif core.coming and (end is None or core.coming[0].due < end):
-                core.now = max(core.now, core.coming[0].due)
-                core.take_in()
-            else:
+                continue
+            due = core.arrivals.due
+            if due is None or (end is not None and due >= end):
                 core.now = core.now if end is None else end
                 return
+            core.now = max(core.now, due)
+            core.take_in()
 
     @property
     def max_active_seqs(self) -> int:

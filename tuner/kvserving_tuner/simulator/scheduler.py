@@ -8,6 +8,7 @@ the newest one, which goes back to the front of the queue and is computed again.
 
 from collections import deque
 
+from kvserving_tuner.simulator.arrivals import Arrivals
 from kvserving_tuner.simulator.counters import Counters
 from kvserving_tuner.simulator.decoding import Decoding, steps_until
 from kvserving_tuner.simulator.eviction import Window
@@ -26,16 +27,12 @@ class Scheduler:
         self.now = 0
         """Ticks since the start."""
         self.waiting: deque[Sequence] = deque()
-        self.coming: deque[Sequence] = deque()
-        """Requests that have yet to arrive, in order."""
+        self.arrivals = Arrivals(settings, self.counters)
         self.completed: list[Sequence] = []
         """Sequences that have finished, in the order in which they did."""
         self.max_active_seqs = settings.max_active_seqs or settings.max_num_seqs
         self.set_budget(settings.max_scheduled_tokens or settings.max_num_batched_tokens)
-        self.unstarted_tokens = 0
-        """Prompt tokens of requests that have no first token yet."""
         self._block = settings.block_size
-        self._longest = settings.longest
         self.cache = PrefixCache()
         self._serial = 0
         self._returned = 0
@@ -81,8 +78,8 @@ class Scheduler:
         """Take as many steps as are alike; False where the next one lacks a block."""
         decoding, price, step = self._decoding, self._price, self.counters.steps
         steps = decoding.alike(step)
-        if self.coming and not self.waiting and self._has_places():
-            due = self.coming[0].due
+        due = self.arrivals.due
+        if due is not None and not self.waiting and self._has_places():
             end = due if end is None or due < end else end
         first = (
             price.base
@@ -230,7 +227,8 @@ class Scheduler:
         counters.steps += steps
         counters.generation_tokens += steps * len(self._members) + len(self._ready)
         self.now += spent
-        if self.coming and self.coming[0].due <= self.now:
+        due = self.arrivals.due
+        if due is not None and due <= self.now:
             self.take_in()
         if self._eviction is not None:
             self.free += self._returned + decoding.filled(counters.steps)
@@ -244,26 +242,15 @@ class Scheduler:
                 self._start(sequence)
 
     def take_in(self) -> None:
-        """Queue what has arrived, or refuse it; by the state before the step's outputs."""
-        settings, coming, counters = self.settings, self.coming, self.counters
-        while coming and coming[0].due <= self.now:
-            sequence = coming.popleft()
-            if sequence.prompt + sequence.answer > self._longest:
-                counters.too_long += 1
-            elif _reached(self.running + len(self.waiting), settings.max_num_queued_reqs):
-                counters.rejected_by_requests += 1
-            elif _reached(self.unstarted_tokens, settings.max_num_queued_tokens):
-                counters.rejected_by_tokens += 1
-            else:
-                self.unstarted_tokens += sequence.prompt
-                self.waiting.append(sequence)
+        """Queue what has arrived."""
+        self.arrivals.enter(self.waiting, self.now, self.running)
 
     def _start(self, sequence: Sequence) -> None:
         """A prompt has been computed: its next token is there."""
         sequence.known += 1
         if sequence.first_token is None:
             sequence.first_token = self.now
-            self.unstarted_tokens -= sequence.prompt
+            self.arrivals.started(sequence)
             self.counters.prompt_tokens += sequence.prompt
         self.counters.reported_preemptions += sequence.unreported
         sequence.unreported = 0
@@ -309,7 +296,3 @@ class Scheduler:
         while self.running:
             self._preempt()
         self.cache.clear()
-
-
-def _reached(value: int, limit: int | None) -> bool:
-    return limit is not None and value >= limit
