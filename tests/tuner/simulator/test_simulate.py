@@ -91,21 +91,33 @@ def test_a_load_by_name_is_drawn_and_a_window_bounds_it(
     assert again["requests"] == pytest.approx(2 * full["requests"], rel=0.2)
 
 
+def test_requests_longer_than_the_model_can_be_are_refused(
+    model: Path, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limited = {**LLAMA_8B, "max_position_embeddings": 450}
+    (model / "config.json").write_text(json.dumps(limited))
+    common = ("--trace", trace, "--config", model, "--gpu", "h100")
+    # Prompts from 400 tokens on, answers from 20 on, both longer by one each second.
+    assert asked(capsys, *common)["rows"][0]["finished"] == 16
+    assert asked(capsys, *common, "--max-model-len", 460)["rows"][0]["finished"] == 21
+
+
 def test_a_table_leaves_out_what_says_nothing(
     model: Path, trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "80")
     options = ["--trace", str(trace), "--config", str(model), "--gpu", "h100"]
     assert main(["simulate", *options]) == 0
     out = capsys.readouterr().out
     assert "60 requests" in out
-    assert "preempted" in out
-    assert "rejected" not in out
+    assert "preemp-" in out
+    assert "jected" not in out
     assert "seqs" not in out
+    assert "…" not in out
     assert main(["simulate", *options, "--max-model-len", "430", "--max-num-seqs", "2",
                  "--max-num-seqs", "4"]) == 0  # fmt: skip
     out = capsys.readouterr().out
-    assert "rejected" in out
+    assert "jected" in out
     assert "seqs" in out
 
 

@@ -162,10 +162,30 @@ async def test_a_switch_of_format_is_a_new_epoch_with_more_room() -> None:
     assert seen.engines[0].epoch_reason is EpochReason.SETTINGS_CHANGED
 
 
+async def test_eviction_is_set_and_taken_back() -> None:
+    world = World({"a": engine()})
+    await looked(world, 50.0)
+    wanted = {"policy": "StreamingLLM", "window_tokens": 64}
+    state = await world.runtime.patch(world.targets[0], {"eviction": wanted}, "one")
+    assert state.effective.eviction.window_tokens == 64
+    assert state.effective.eviction.sink_tokens == 4
+    simulated = world.servers["a"].engine
+    await looked(world, 100.0)
+    # 64 sequences of a handful of blocks each run where a dozen ran before.
+    assert simulated.running > 30
+    state = await world.runtime.patch(world.targets[0], {"eviction": {"policy": "None"}}, "two")
+    assert state.effective.eviction.policy == "None"
+    assert simulated.eviction is None
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"max_active_seqs": 8, "kv_cache_dtype": "int4"}, "dtype"),
+        ({"max_active_seqs": 8, "kv_cache_dtype": "int4"}, "kv_cache_dtype"),
+        ({"max_active_seqs": "8"}, "max_active_seqs"),
+        ({"max_scheduled_tokens": True}, "max_scheduled_tokens"),
+        ({"eviction": "StreamingLLM"}, "eviction.policy"),
+        ({"eviction": {"policy": "StreamingLLM"}}, "eviction.window_tokens"),
         ({"max_active_seqs": 8, "max_scheduled_tokens": 63}, "max_scheduled_tokens"),
         ({"max_active_seqs": 8, "eviction": {"policy": "H2O"}}, "eviction.policy"),
         ({"max_active_seqs": 8, "speed": 2}, "speed"),

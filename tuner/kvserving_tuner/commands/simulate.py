@@ -32,21 +32,21 @@ HELP = "say what an engine would do with a load under given settings"
 DRAWN_SECONDS = 600.0
 SHOWN = {
     "dtype": "format",
-    "capacity_tokens": "capacity",
+    "capacity_tokens": "cache\ntokens",
     "max_num_seqs": "seqs",
     "max_num_batched_tokens": "budget",
-    "goodput_per_second": "good/s",
-    "output_tokens_per_second": "tokens/s",
-    "ttft_p50_ms": "TTFT p50",
-    "ttft_p95_ms": "p95",
-    "tpot_p50_ms": "TPOT p50",
-    "tpot_p95_ms": "p95",
-    "preemptions": "preempted",
-    "kv_usage_max": "KV",
+    "goodput_per_second": "good\nper s",
+    "output_tokens_per_second": "tokens\nper s",
+    "ttft_p50_ms": "TTFT\np50",
+    "ttft_p95_ms": "ms\np95",
+    "tpot_p50_ms": "TPOT\np50",
+    "tpot_p95_ms": "ms\np95",
+    "preemptions": "preemp-\ntions",
+    "kv_usage_max": "KV\nmax",
     "prefix_hit_ratio": "hits",
-    "rejected": "rejected",
+    "rejected": "re-\njected",
 }
-"""Columns of the table, latencies in milliseconds; JSON has more."""
+"""Columns of the table; JSON has more."""
 IF_DIFFERENT = ("max_num_seqs", "max_num_batched_tokens")
 IF_ANY = ("prefix_hit_ratio", "rejected")
 
@@ -199,7 +199,11 @@ def _settings(options: argparse.Namespace, model: ModelFiles | None) -> EngineSe
         memory = cache_bytes(question, options.gpu) * options.tensor_parallel
     else:
         raise SimulationError("capacity-tokens", "a number, or --config and --gpu", "neither")
-    window = options.window_tokens
+    window, longest = options.window_tokens, options.max_model_len
+    if model is not None and longest is None:
+        # What the model can do, if it is less than what the cache holds in any format.
+        own = shape.max_length or 0
+        longest = own if 0 < own <= memory // max(sizes.values()) - block else None
     return EngineSettings(
         cache_bytes=memory,
         bytes_per_token=sizes,
@@ -207,7 +211,7 @@ def _settings(options: argparse.Namespace, model: ModelFiles | None) -> EngineSe
         block_size=block or DEFAULT_BLOCK,
         max_num_seqs=1,
         max_num_batched_tokens=1,
-        max_model_len=options.max_model_len,
+        max_model_len=longest,
         watermark=options.watermark,
         prefix_caching=not options.no_prefix_caching,
         eviction=None if window is None else Window(options.sink_tokens, window),

@@ -19,6 +19,8 @@ from kvserving_tuner.simulator.metrics import Metrics
 from kvserving_tuner.simulator.settings import within
 from kvserving_tuner.sources.base import Attempt, EngineTarget, Histories
 
+FIELDS = ("kv_cache_dtype", "max_active_seqs", "max_scheduled_tokens", "eviction")
+"""What the runtime API changes."""
 Reader = Callable[[float], Attempt]
 """Reads one engine at a time in seconds since the epoch."""
 
@@ -105,16 +107,18 @@ class SimulatedServer:
         if self._changes.get(change_id) == changes:
             return self.state()
         engine, settings = self.engine, self.engine.settings
-        known = ("kv_cache_dtype", "max_active_seqs", "max_scheduled_tokens", "eviction")
         for field in changes:
-            if field not in known:
-                raise SimulationError(field, f"one of {', '.join(known)}", "it")
-        cap = changes.get("max_active_seqs", engine.max_active_seqs)
-        budget = changes.get("max_scheduled_tokens", engine.max_scheduled_tokens)
+            if field not in FIELDS:
+                raise SimulationError(field, f"one of {', '.join(FIELDS)}", "it")
+        cap = _whole("max_active_seqs", changes, engine.max_active_seqs)
+        budget = _whole("max_scheduled_tokens", changes, engine.max_scheduled_tokens)
         within("max_active_seqs", cap, 1, settings.max_num_seqs)
         low, high = settings.max_num_seqs, settings.max_num_batched_tokens
         within("max_scheduled_tokens", budget, low, high)
         dtype = changes.get("kv_cache_dtype", engine.dtype)
+        if dtype not in settings.bytes_per_token:
+            expected = f"one of {', '.join(settings.bytes_per_token)}"
+            raise SimulationError("kv_cache_dtype", expected, str(dtype))
         window = _window(changes["eviction"]) if "eviction" in changes else engine.eviction
         if (dtype, window) != (engine.dtype, engine.eviction):
             engine.switch(dtype, window)
@@ -123,14 +127,21 @@ class SimulatedServer:
         return self.state()
 
 
-def _window(document: Mapping[str, Any]) -> Window | None:
-    match document.get("policy"):
-        case "None":
-            return None
-        case "StreamingLLM":
-            return Window(int(document.get("sink_tokens", 4)), int(document["window_tokens"]))
-        case policy:
-            raise SimulationError("eviction.policy", "None or StreamingLLM", str(policy))
+def _window(document: object) -> Window | None:
+    policy = document.get("policy") if isinstance(document, Mapping) else document
+    if not isinstance(document, Mapping) or policy not in ("None", "StreamingLLM"):
+        raise SimulationError("eviction.policy", "None or StreamingLLM", str(policy))
+    if policy == "None":
+        return None
+    sinks = _whole("sink_tokens", document, 4, "eviction.")
+    return Window(sinks, _whole("window_tokens", document, None, "eviction."))
+
+
+def _whole(name: str, values: Mapping[str, Any], default: int | None, where: str = "") -> int:
+    value = values.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise SimulationError(where + name, "a whole number", str(value))
+    return value
 
 
 class SimulatedRuntime(RuntimeClient):
