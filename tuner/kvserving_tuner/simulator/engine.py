@@ -40,6 +40,11 @@ class Engine:
         return self._scheduler.counters
 
     @property
+    def begun(self) -> list[Sequence]:
+        """Requests that have their first token, in the order in which they got it."""
+        return self._scheduler.begun
+
+    @property
     def completed(self) -> list[Sequence]:
         """Requests that have finished, in the order in which they did."""
         return self._scheduler.completed

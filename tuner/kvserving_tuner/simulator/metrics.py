@@ -7,7 +7,6 @@ from typing import Final
 from kvserving_tuner.aliases import CONFIG_INFO, KV_CACHE_INFO, PROCESS_START
 from kvserving_tuner.scrape import Sample
 from kvserving_tuner.simulator.engine import Engine
-from kvserving_tuner.simulator.sequence import Sequence
 from kvserving_tuner.simulator.steptimes import seconds
 
 TTFT_EDGES: Final = (
@@ -53,9 +52,7 @@ class Metrics:
     def __init__(self, engine: Engine, started: float) -> None:
         self._engine = engine
         self._started = started
-        self._seen = 0
-        self._beginning: dict[int, Sequence] = {}
-        self._submitted = 0
+        self._begun = self._completed = 0
         self._ttft, self._tpot = Distribution(TTFT_EDGES), Distribution(TPOT_EDGES)
         self._prompts, self._answers = Distribution(LENGTH_EDGES), Distribution(LENGTH_EDGES)
 
@@ -65,22 +62,17 @@ class Metrics:
         return [*self._values(), *self._histograms(), *self._information()]
 
     def _catch_up(self) -> None:
-        """Count what has happened since the last look; a first token counts before the end."""
+        """Count what has happened since the last look."""
         engine = self._engine
-        for sequence in engine.sequences[self._submitted :]:
-            self._beginning[sequence.index] = sequence
-        self._submitted = len(engine.sequences)
-        begun = [each for each in self._beginning.values() if each.first_token is not None]
-        for sequence in begun:
-            del self._beginning[sequence.index]
+        for sequence in engine.begun[self._begun :]:
             self._ttft.add(seconds((sequence.first_token or 0) - sequence.arrival))
-        for sequence in engine.completed[self._seen :]:
+        for sequence in engine.completed[self._completed :]:
             span = seconds((sequence.finished or 0) - (sequence.first_token or 0))
             # One token takes no time between tokens, and vLLM counts it so.
             self._tpot.add(span / max(1, sequence.answer - 1))
             self._prompts.add(sequence.prompt)
             self._answers.add(sequence.answer)
-        self._seen = len(engine.completed)
+        self._begun, self._completed = len(engine.begun), len(engine.completed)
 
     def _values(self) -> Iterable[Sample]:
         engine, counters = self._engine, self._engine.counters

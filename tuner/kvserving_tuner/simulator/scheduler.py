@@ -28,6 +28,8 @@ class Scheduler:
         """Ticks since the start."""
         self.waiting: deque[Sequence] = deque()
         self.arrivals = Arrivals(settings, self.counters)
+        self.begun: list[Sequence] = []
+        """Sequences that have their first token, in the order in which they got it."""
         self.completed: list[Sequence] = []
         """Sequences that have finished, in the order in which they did."""
         self.max_active_seqs = settings.max_active_seqs or settings.max_num_seqs
@@ -81,11 +83,8 @@ class Scheduler:
         due = self.arrivals.due
         if due is not None and not self.waiting and self._has_places():
             end = due if end is None or due < end else end
-        first = (
-            price.base
-            + price.sequence * len(self._members)
-            + price.context * decoding.context(step)
-        )
+        first = price.base + price.sequence * len(self._members)
+        first += price.context * decoding.context(step)
         growth = price.context * decoding.growing
         if end is not None:
             wait = end - self.now
@@ -250,6 +249,7 @@ class Scheduler:
         sequence.known += 1
         if sequence.first_token is None:
             sequence.first_token = self.now
+            self.begun.append(sequence)
             self.arrivals.started(sequence)
             self.counters.prompt_tokens += sequence.prompt
         self.counters.reported_preemptions += sequence.unreported
