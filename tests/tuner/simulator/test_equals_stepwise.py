@@ -119,7 +119,7 @@ LENGTHS = [(20, 14), (20, 14), (21, 13), (1, 1), (20, 1), (20, 1), (1, 1), (37, 
 
 @example(scarce(), [Request(0.0, *each) for each in LENGTHS], [])
 @settings(
-    max_examples=300,
+    max_examples=200,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
