@@ -26,6 +26,17 @@ class ModelConfigError(SizingError):
     """A model's configuration lacks something or contradicts itself."""
 
 
+class SimulationError(TunerError):
+    """A simulation cannot be run with what was given."""
+
+    def __init__(self, field: str, expected: str, got: str) -> None:
+        """Name the field at fault."""
+        super().__init__(f"{field}: expected {expected}, got {got}")
+        self.field = field
+        self.expected = expected
+        self.got = got
+
+
 class ProbeSetError(TunerError):
     """A set of probes cannot be used."""
 

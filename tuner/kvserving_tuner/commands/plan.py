@@ -4,21 +4,18 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from kvserving_kernels.formats import LAYOUTS
-from kvserving_tuner.errors import SizingError
+from kvserving_tuner.sizing.files import GIB, read_model
 from kvserving_tuner.sizing.gpus import MEMORY_MIB
 from kvserving_tuner.sizing.plan import Question, Row, advice, plan
 from kvserving_tuner.sizing.shape import ModelShape, read_shape
 
 HELP = "say what a model's KV cache takes and how many sequences fit"
-INDEX = "model.safetensors.index.json"
 CONTEXTS = (8_192, 32_768, 131_072)
-GIB = 1024**3
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -40,11 +37,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Print the plan; raises SizingError with the field at fault."""
-    path: Path = options.config / "config.json" if options.config.is_dir() else options.config
-    shape = read_shape(_document(path, "config"))
-    weights = _weights(options.weights_gib, path.parent / INDEX)
-    if options.gpu and weights is None:
-        raise SizingError("weights-gib", f"a size, as there is no {INDEX} beside it", "nothing")
+    model = read_model(options.config, options.weights_gib)
+    shape, weights = read_shape(model.config), model.weights_bytes
+    if options.gpu:
+        weights = model.known_weights()
     question = Question(
         dtypes=options.dtype or _dtypes(shape),
         contexts=options.context or CONTEXTS,
@@ -88,24 +84,3 @@ def unsized(shape: ModelShape) -> str:
 def _dtypes(shape: ModelShape) -> tuple[str, ...]:
     latent = any(group.latent_size for group in shape.groups)
     return (shape.dtype, "fp8_e4m3", *(() if latent else (dtype.value for dtype in LAYOUTS)))
-
-
-def _weights(gib: float | None, index: Path) -> float | None:
-    if gib is not None:
-        return gib * GIB
-    if not index.exists():
-        return None
-    total = _document(index, "index").get("metadata", {}).get("total_size")
-    return float(total) if isinstance(total, int) else None
-
-
-def _document(path: Path, field: str) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text())
-    except OSError as error:
-        raise SizingError(field, "a file that can be read", f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise SizingError(field, "a JSON document", f"{path}: {error}") from error
-    if not isinstance(document, dict):
-        raise SizingError(field, "a JSON object", f"{path}: {type(document).__name__}")
-    return document
