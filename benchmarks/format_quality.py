@@ -68,7 +68,7 @@ def main() -> None:
 class Engine:
     """A vLLM engine in this process."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, **engine: Any) -> None:
         import torch
         from vllm import LLM
 
@@ -94,6 +94,7 @@ class Engine:
             enforce_eager=True,
             disable_log_stats=True,
             **more,
+            **engine,
         )
         self.core = self._llm.llm_engine.engine_core.engine_core
         self.head_size = int(self.core.vllm_config.model_config.get_head_size())
@@ -122,12 +123,16 @@ class Engine:
             for row, token in zip(output.prompt_logprobs[first:], window[first:], strict=True)
         )
 
-    def score_decode(self, windows: Sequence[Sequence[int]], first: int) -> float:
-        """The same, one token per step."""
+    def score_decode(
+        self, windows: Sequence[Sequence[int]], first: int, prompt: int | None = None
+    ) -> float:
+        """The same, one token per step after a prompt of `first` tokens or of so many."""
         from vllm import SamplingParams
 
+        prompt = first if prompt is None else prompt
+
         def forced(window: Sequence[int]) -> SamplingParams:
-            answer = list(window[first:])
+            answer = list(window[prompt:])
             common: dict[str, Any] = {
                 "max_tokens": len(answer), "logprobs": 0, "detokenize": False,
                 "ignore_eos": True, "temperature": 0.0,
@@ -137,17 +142,15 @@ class Engine:
             return SamplingParams(**common, extra_args={"forced": answer})
 
         outputs = self._generate(
-            [window[:first] for window in windows], [forced(window) for window in windows]
+            [window[:prompt] for window in windows], [forced(window) for window in windows]
         )
         nlls = []
         for window, output in zip(windows, outputs, strict=True):
             found = output.outputs[0]
-            if list(found.token_ids) != list(window[first:]):
+            if list(found.token_ids) != list(window[prompt:]):
                 raise SystemExit("the engine did not follow the text")
-            nlls += [
-                -row[token].logprob
-                for row, token in zip(found.logprobs, window[first:], strict=True)
-            ]
+            rows = found.logprobs[first - prompt :]
+            nlls += [-row[token].logprob for row, token in zip(rows, window[first:], strict=True)]
         return _mean(nlls)
 
     def _generate(self, prompts: Sequence[Sequence[int]], parameters: Any) -> list[Any]:

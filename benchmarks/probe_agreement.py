@@ -3,7 +3,10 @@
 One vLLM engine serves the model with a 16-bit KV cache. Each window of the text is scored in it by
 probes, as if the cache had each format, in both forms. Then the format is switched, as the runtime
 API does, and the same tokens are scored by the engine's own scheduler: as a prompt, and as answers
-that are forced to be the text. Run with the Python of an engine environment:
+that are forced to be the text, in chunks of as many tokens as a probe has. In other chunks sums
+round otherwise, a code here and there is another one, and soon most are: single likelihoods then
+differ as those of two runs of a format do, and only their mean over many tokens is the same. Run
+with the Python of an engine environment:
 
     python benchmarks/probe_agreement.py --model SmolLM2-135M-Instruct --text prose.txt
 """
@@ -19,6 +22,8 @@ from typing import Any
 import envelope
 import format_quality
 
+from kvserving_kernels.plugin.prober import CHUNK_TOKENS
+
 BASE = "auto"
 FORMATS = (BASE, "int8", "k8v4", "int4", "int4_hadamard", "int2", "k2v4")
 FORMS = ("prefill", "decode")
@@ -29,16 +34,19 @@ def main() -> None:
     options = _options()
     windows = format_quality.read_windows(options)
     first = format_quality.FULL_BLOCKS * options.block_size
-    engine = Engine(options)
+    engine = Engine(options, max_num_batched_tokens=options.chunk)
     rows: list[dict[str, Any]] = []
     for kv_format in options.formats:
         engine.switch(options.formats[0])
         probes = {form: engine.probe(windows, first, kv_format, form) for form in FORMS}
         engine.switch(kv_format)
         for form in FORMS:
-            score = engine.score_prefill if form == "prefill" else engine.score_decode
             began = time.monotonic()
-            switched = score(windows, first)
+            if form == "prefill":
+                switched = engine.score_prefill(windows, first)
+            else:
+                # A probe's first token by itself is the last one that has no likelihood.
+                switched = engine.score_decode(windows, first, prompt=first - 1)
             took = time.monotonic() - began
             probed = probes[form]
             base = next((row for row in rows if row["form"] == form), None)
@@ -105,7 +113,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--block-size", type=int, default=64)
     parser.add_argument("--formats", nargs="+", default=FORMATS, help="the first one is the base")
     parser.add_argument("--dtype", default="bfloat16", help="in which the model runs")
-    parser.add_argument("--streams", type=int, default=8, help="windows at a time")
+    parser.add_argument("--streams", type=int, default=1, help="windows at a time")
+    parser.add_argument("--chunk", type=int, default=CHUNK_TOKENS, help="tokens of a step")
     parser.add_argument("--kv-bytes", type=int, default=1 << 29)
     parser.add_argument(
         "--out", type=Path, default=envelope.ROOT / "benchmarks/results/probe_agreement.json"
