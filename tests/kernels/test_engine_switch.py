@@ -26,6 +26,8 @@ RUNTIME = "/kvserving/v1/runtime"
 OWN = ("int8", "k8v4", "int4", "int4_hadamard", "int2", "k2v4")
 TOKENS = 700
 """Enough that requests still stream after four switches on a fast machine."""
+STATEFUL = {"logit_bias": {"7": 1.0}, "min_tokens": 5}
+"""Options that the engine keeps by a request's row in its batch."""
 PROMPT = [(7 * place * place + 3 * place) % 900 + 5 for place in range(300)]
 StartEngine = Callable[..., AbstractContextManager[Any]]
 
@@ -63,6 +65,7 @@ class Stream:
             "ignore_eos": True,
             "stream": True,
             "return_token_ids": True,
+            **(STATEFUL if seed % 4 == 3 else {}),
         }
         self.task = asyncio.create_task(self._run(client))
 

@@ -179,6 +179,7 @@ def prepare_worker(worker: Any, cache: Cache) -> None:
 def _drop_cache(runner: Any) -> None:
     """Free the cache and what was built for it; requests stay in the scheduler's queue."""
     if hasattr(runner, "_cleanup_profiling_kv_cache"):
+        _empty_batch(runner.input_batch)
         runner._cleanup_profiling_kv_cache()
         return
     # The second version of the runner, which GPUs have.
@@ -198,6 +199,17 @@ def _drop_cache(runner: Any) -> None:
     # Kernels that do not depend on the format were warmed up at start.
     gpu_worker.kernel_warmup = lambda _: None
     runner.vllm_config.kernel_config.enable_jit_warmup = False
+
+
+def _empty_batch(batch: Any) -> None:
+    """Take all requests out of the first runner's batch, as it does with preempted ones.
+
+    The next batch takes over the processors of logits, which keep what they know by row.
+    """
+    for request_id in list(batch.req_id_to_index):
+        batch.remove_request(request_id)
+    batch.condense()
+    batch.refresh_metadata()
 
 
 def give_backend(layer: Any, cache: Cache, name: str, torch_dtype: Any, config: Any) -> None:
