@@ -20,13 +20,24 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]], **more: Any) -> None:
     document = {
         "machine": machine(),
         "versions": versions(),
-        "command": " ".join([Path(sys.executable).name, *sys.argv]),
+        "command": command(Path(sys.executable).name, sys.argv),
         "commit": commit(),
         **more,
         "rows": list(rows),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def command(interpreter: str, arguments: Sequence[str]) -> str:
+    """How to run this again, from any checkout: without the places of files on this machine."""
+    script, *given = arguments
+    kept = [interpreter, f"benchmarks/{Path(script).name}"]
+    places = zip(["", *given], given, strict=False)
+    for before, argument in places:
+        if "--out" not in (before, argument):
+            kept.append(Path(argument).name if argument.startswith("/") else argument)
+    return " ".join(kept)
 
 
 def machine() -> dict[str, Any]:
