@@ -33,7 +33,8 @@ def main() -> None:
     """Score by probes first, then by switched engines, and write the rows as they come."""
     options = _options()
     windows = format_quality.read_windows(options)
-    first = format_quality.FULL_BLOCKS * options.block_size
+    # The chunks of what is scored begin behind the token before, those of a prompt at its first.
+    first = format_quality.FULL_BLOCKS * options.block_size + 1
     engine = Engine(options, max_num_batched_tokens=options.chunk)
     rows: list[dict[str, Any]] = []
     for kv_format in options.formats:
