@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from kvserving_kernels.formats import PageLayout, layout_of
+from kvserving_kernels.formats import KVLayout, PageLayout, layout_of
 from kvserving_kernels.ops.pages import Batch, records
 from kvserving_kernels.ops.reference import read_block
 from kvserving_kernels.ops.registry import Implementation, Operations, select
@@ -38,7 +38,7 @@ class Cache:
     @classmethod
     def make(
         cls,
-        dtype: str,
+        dtype: str | KVLayout,
         implementation: Implementation,
         *,
         block_size: int = 32,
@@ -49,7 +49,8 @@ class Cache:
         fill: int = POISON,
     ) -> "Cache":
         """A cache of poisoned pages; `padding_bytes` follow each record and each block."""
-        page = layout_of(dtype).page(block_size, head_size)
+        layout = dtype if isinstance(dtype, KVLayout) else layout_of(dtype)
+        page = layout.page(block_size, head_size)
         head_stride = page.record_bytes + padding_bytes
         block_stride = head_stride * kv_heads + padding_bytes
         memory = torch.full((blocks * block_stride,), PADDING, dtype=torch.uint8)

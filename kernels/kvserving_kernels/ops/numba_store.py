@@ -212,7 +212,7 @@ def store_heads(plan, memory, words, keys, values, slots, signs, factor, counts,
             if plan.k_rotated:
                 _rotate(row, signs, factor)
             at = (base + plan.k_params) // 2 + place
-            if place < anchors or anchors == 0:
+            if place < anchors or plan.k_bits == 8:
                 section = plan.k_anchors if anchors else plan.k_codes
                 start = base + section + place * size
                 target = memory[start : start + size]
@@ -222,9 +222,10 @@ def store_heads(plan, memory, words, keys, values, slots, signs, factor, counts,
                 open_block, runs = block, np.int64(0)
                 for channel in range(size):
                     center[channel] = ZERO
-            while runs < place // anchors:
+            while anchors and runs < place // anchors:
                 _add_mean(plan, memory, words, base, runs, center, total, other, cell, cell_bits)
                 runs += 1
+            # Keys that are quantized per token have no center: it stays 0.
             for channel in range(size):
                 row[channel] -= center[channel]
             start = base + plan.k_codes + (place - anchors) * k_row

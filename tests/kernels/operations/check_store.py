@@ -8,7 +8,7 @@ import torch
 from kernelkit import IMPLEMENTATIONS, Cache, random_tokens, tokens_of
 from kernelkit.cache import PADDING, POISON
 from kvserving_kernels.errors import OperationError
-from kvserving_kernels.formats import LAYOUTS, KVCacheDType
+from kvserving_kernels.formats import LAYOUTS, KGrouping, KVCacheDType, KVLayout
 from kvserving_kernels.formats.parameters import MAXIMUM_VALUE
 from kvserving_kernels.ops.quantize import new_counters
 from kvserving_kernels.ops.registry import Implementation
@@ -45,6 +45,23 @@ def test_larger_blocks_and_full_ones_have_the_bytes_of_the_reference(dtype: KVCa
     for cache in caches:
         cache.store(key, value, [5, 2])
         assert torch.equal(caches[0].pages, cache.pages)
+
+
+@pytest.mark.parametrize("implementation", FAST)
+@pytest.mark.parametrize(("k_bits", "v_bits"), [(2, 2), (2, 8), (4, 4), (4, 2), (8, 8)])
+def test_a_layout_that_is_no_format_yet_has_the_bytes_of_the_reference(
+    k_bits: int, v_bits: int, implementation: Implementation
+) -> None:
+    """What a new format may combine: nothing is known by the formats that there are."""
+    for grouping in KGrouping:
+        if grouping is KGrouping.PER_CHANNEL and k_bits == 8:
+            continue
+        layout = KVLayout(KVCacheDType.INT4, k_bits, v_bits, grouping)
+        caches = [Cache.make(layout, name) for name in (REFERENCE, implementation)]
+        key, value = tokens_of(caches[0], 40)
+        for cache in caches:
+            cache.store(key, value, [3, 1])
+        assert torch.equal(caches[0].pages, caches[1].pages), grouping
 
 
 @every_format
