@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from kvserving_operator.api.v1alpha1 import KVServingSpec
+from kvserving_operator.api.v1alpha1 import KVServingSpec, Switch
 from kvserving_operator.hashing import content_hash
 from kvserving_operator.live import KVSettings, answered, asked, offers_of
 from kvserving_operator.observe import PodView
@@ -75,7 +75,7 @@ class Revision(_Frozen):
         """
         if self.inputs_hash == inputs_hash(spec):
             return True
-        if self.base_hash != base_hash(spec):
+        if self.base_hash != base_hash(spec) or spec.engine.plugin is Switch.DISABLED:
             return False
         return proven if self.offers is None else answered(asked(spec), self.offers)
 

@@ -59,6 +59,14 @@ def test_what_does_not_is_none(change: dict[str, Any]) -> None:
     assert hash_of() == hash_of(**change)
 
 
+def test_engines_without_the_plugin_follow_no_edit() -> None:
+    stock = engine_spec(plugin="Disabled", image="vllm/vllm-openai-cpu:v0.32.0")
+    revision = render_revision(REF, spec_of(engine=stock), SETTINGS, RevisionState(), 0.0)
+    edited = spec_of(engine=stock, kvCache={"dtype": "fp8_e4m3"})
+    assert revision.follows(spec_of(engine=stock), proven=True)
+    assert not revision.follows(edited, proven=True)
+
+
 def state_with(image: str) -> RevisionState:
     first = render_revision(REF, spec_of(), Settings(engine_image_cpu=image), RevisionState(), 0.0)
     return RevisionState(current=first)
