@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 
+from kvserving_kernels.formats.flags import EVICTION_FIELD, OBJECT, dtype_in
 from operatorkit.answers import WordModel
 from operatorkit.cluster import Clock
 
@@ -52,6 +53,17 @@ class Engines:
         """Goes on while an answer is computed."""
         self.asked: list[tuple[str, dict[str, Any]]] = []
         """Completions, by address."""
+
+    def start(self, host: str, args: Sequence[str]) -> None:
+        """Let an engine come up with the KV cache that its arguments name, unless it runs."""
+        self.caps.setdefault(host, 16)
+        named = dict(arg.split("=", 1) for arg in args if "=" in arg)
+        dtype = dtype_in(named.get("--additional-config")) or named.get("--kv-cache-dtype")
+        if dtype is not None:
+            self.dtypes.setdefault(host, dtype)
+        ours = json.loads(named.get("--additional-config", "{}")).get(OBJECT, {})
+        if EVICTION_FIELD in ours:
+            self.evictions.setdefault(host, ours[EVICTION_FIELD])
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         """Answer one request; refuse the connection of an engine that is down."""

@@ -117,5 +117,16 @@ async def reach(world: World, state: str, looks: int = 40, turns: int = 8) -> No
 async def ready(world: World, replicas: int = 2, **spec: Any) -> None:
     """A KVServing under the policy, whose engines answer."""
     put_policy(world)
-    world.put(replicas=replicas, **GUARDED, **spec)
+    await begin(world, replicas=replicas, **GUARDED, **spec)
+
+
+async def begin(world: World, **spec: Any) -> None:
+    """Let engines come up with what the spec asks for, and name its policy then.
+
+    They would start in 16 bits under a policy, and what they are asked for would be tried.
+    """
+    if "kvCache" in spec:
+        world.put(**{name: value for name, value in spec.items() if name not in GUARDED})
+        await world.settle()
+    world.put(**spec)
     await world.settle()

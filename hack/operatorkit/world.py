@@ -146,7 +146,7 @@ class World:
     def come_up(self, pod: dict[str, Any], container: str = "c1") -> None:
         """Let a pod's engine load its model and answer; Ready as far as its gates allow."""
         address = pod["status"]["podIP"]
-        self.engines.caps.setdefault(address, 16)
+        self.engines.start(address, pod["spec"]["containers"][0]["args"])
         pod["status"]["containerStatuses"] = [
             {
                 "name": ENGINE_CONTAINER,

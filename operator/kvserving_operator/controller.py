@@ -17,6 +17,7 @@ from kvserving_operator.facts import Facts
 from kvserving_operator.fence import FencedCluster
 from kvserving_operator.fleet import Fleet
 from kvserving_operator.kinds import Kind, Object
+from kvserving_operator.live import asked, asking_for
 from kvserving_operator.memory import recall
 from kvserving_operator.metrics import OperatorMetrics
 from kvserving_operator.observe import PodView, check_view, is_check, pod_view
@@ -34,6 +35,7 @@ from kvserving_operator.rollout import Phase, Step, advance
 from kvserving_operator.session import Session
 from kvserving_operator.settings import Settings
 from kvserving_operator.situation import Situation
+from kvserving_operator.starting import starting, tried_on
 from kvserving_operator.status import build_status, invalid_status, parse_status
 from kvserving_operator.switching import Switcher
 from kvserving_operator.traffic.router import Router, Sleep
@@ -170,16 +172,19 @@ class Controller:
             stored = await self._cluster.get(Kind.ConfigMap, ref.namespace, ref.state_configmap)
             session.memory = recall(stored, existing)
         pods = tuple(pod_view(pod) for pod in found if not is_check(pod))
+        start = starting(serving.spec, session.memory.trials)
         step = advance(
             Situation(
                 ref=ref,
-                spec=serving.spec,
+                spec=asking_for(serving.spec, start),
+                asked=asked(serving.spec),
                 state=session.memory.revisions,
                 pods=pods,
                 checks=tuple(check_view(pod) for pod in found if is_check(pod)),
                 retry=serving.metadata.annotations.get(RETRY_ANNOTATION, ""),
                 now=self._clock(),
                 settings=self._settings,
+                tried=tried_on(serving.spec),
                 missing=await self._missing(serving),
             )
         )

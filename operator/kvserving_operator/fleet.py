@@ -151,8 +151,11 @@ class Fleet:
                     remember,
                 )
                 turn = turn.reading({change.pod: change.after for change in switched.changes})
-            fleet = fleet.joined(switched, group.on_trial)
-            starts_with_it = current is None or current.start == group.settings
+            fleet = fleet.joined(switched, group.aside)
+            starts_with_it = current is None or (
+                current.start == group.settings
+                and all(pod.revision == current.hash for pod in group.pods)
+            )
             needs = Needs(
                 cap_of(turn.promoted),
                 "" if starts_with_it else str(switched.settings or ""),

@@ -18,7 +18,9 @@ class Group:
     key: str
     """Names the attempt to bring them there."""
     pods: tuple[PodView, ...]
-    on_trial: bool = False
+    aside: bool = False
+    """Whether they are not the fleet that is reported: a trial's candidates, and pods of another
+    template."""
     urgent: bool = False
     """Whether they are brought there together."""
 
@@ -26,7 +28,10 @@ class Group:
 def grouped(
     alive: Sequence[PodView], current: Revision | None, trials: Trials, retry: str
 ) -> tuple[Group, ...]:
-    """Groups of these pods; those of another template than the one in force keep what they have."""
+    """Groups of these pods; those of another template than the one in force keep what they have.
+
+    But for what a trial has given them: until they are replaced, users meet it there.
+    """
     if current is None or current.live is None:
         return (Group(None, "", tuple(alive)),)
     record = trials.running
@@ -44,7 +49,12 @@ def grouped(
     groups = [Group(settings, settings.key(attempt), others, urgent=urgent)]
     if record is not None and candidates:
         key = record.candidate.key(attempt)
-        groups.append(Group(record.candidate, key, candidates, on_trial=True))
-    if foreign:
+        groups.append(Group(record.candidate, key, candidates, aside=True))
+    promoted = record is not None and record.remains == record.candidate
+    if foreign and not promoted and (record is not None or settings != current.live):
+        key = settings.key(f"{attempt}/former")
+        # At once: once the trial is over, nothing keeps users away from them.
+        groups.append(Group(settings, key, foreign, aside=True, urgent=True))
+    elif foreign:
         groups.append(Group(None, "", foreign))
     return tuple(groups)

@@ -10,7 +10,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from kvserving_operator.api.v1alpha1 import EvictionPolicy, EvictionSpec, KVServingSpec
+from kvserving_operator.api.v1alpha1 import (
+    EvictionPolicy,
+    EvictionSpec,
+    KVCacheDType,
+    KVServingSpec,
+)
 from kvserving_operator.hashing import content_hash
 from kvserving_operator.observe import PodView
 from kvserving_tuner.runtime_client import RuntimeState
@@ -70,6 +75,17 @@ def asked(spec: KVServingSpec) -> KVSettings:
     )
 
 
+def asking_for(spec: KVServingSpec, settings: KVSettings) -> KVServingSpec:
+    """Give a spec that asks for these settings, and for all else as before."""
+    if settings == asked(spec):
+        return spec
+    policy = EvictionPolicy(settings.eviction["policy"])
+    eviction = EvictionSpec.model_construct(**{**settings.eviction, "policy": policy})
+    dtype = KVCacheDType(settings.kv_cache_dtype)
+    kv_cache = spec.kv_cache.model_copy(update={"dtype": dtype, "eviction": eviction})
+    return spec.model_copy(update={"kv_cache": kv_cache})
+
+
 def runtime_eviction(eviction: EvictionSpec) -> dict[str, Any]:
     """Eviction in the runtime API's words."""
     fields = {
@@ -92,6 +108,23 @@ def offered(settings: KVSettings, offers: Mapping[str, Any]) -> bool:
     return _takes(offers, "kv_cache_dtype", settings.kv_cache_dtype) and (
         evicts_nothing or _takes_eviction(offers, settings.eviction)
     )
+
+
+def why_not_offered(settings: KVSettings, offers: Mapping[str, Any]) -> str:
+    """Say what speaks against it where an engine with these offers does not take them live."""
+    for field, value in (
+        ("kv_cache_dtype", settings.kv_cache_dtype),
+        ("eviction", settings.eviction["policy"]),
+    ):
+        offer = offers.get(field)
+        if not isinstance(offer, Mapping):
+            continue
+        if _refuses(offers, field, value):
+            return f"{value}: {offer['unavailable'][value]}"
+        if not _takes(offers, field, value):
+            names = ", ".join(map(str, offer.get("values") or ())) or "nothing"
+            return f"expected one of {names}, got {value}"
+    return f"{settings}: out of the bounds that they offer"
 
 
 def answered(settings: KVSettings, offers: Mapping[str, Any]) -> bool:
@@ -142,17 +175,30 @@ def _takes_eviction(offers: Mapping[str, Any], eviction: Mapping[str, Any]) -> b
     return True
 
 
+def runs(settings: KVSettings, state: RuntimeState) -> bool:
+    """Whether an engine reports these very settings."""
+    return _runs_dtype(settings, state) and _runs_eviction(settings, state)
+
+
+def _runs_dtype(settings: KVSettings, state: RuntimeState) -> bool:
+    dtype = settings.kv_cache_dtype
+    resolved = state.startup.get("dtype") if dtype == AUTO else dtype
+    return bool(state.effective.kv_cache_dtype == resolved)
+
+
+def _runs_eviction(settings: KVSettings, state: RuntimeState) -> bool:
+    effective = state.effective.eviction.model_dump()
+    return all(effective.get(name) == value for name, value in settings.eviction.items())
+
+
 def differences(settings: KVSettings, state: RuntimeState) -> dict[str, Any]:
     """What has to be sent to an engine, by field; nothing for what it has no answer to."""
     changes: dict[str, Any] = {}
     offers = offers_of(state)
     dtype = settings.kv_cache_dtype
-    resolved = state.startup.get("dtype") if dtype == AUTO else dtype
-    if _answers(offers, "kv_cache_dtype", dtype) and state.effective.kv_cache_dtype != resolved:
+    if not _runs_dtype(settings, state) and _answers(offers, "kv_cache_dtype", dtype):
         changes["kv_cache_dtype"] = dtype
-    effective = state.effective.eviction.model_dump()
-    differs = any(effective.get(name) != value for name, value in settings.eviction.items())
-    if differs and _answers_eviction(offers, settings.eviction):
+    if not _runs_eviction(settings, state) and _answers_eviction(offers, settings.eviction):
         changes["eviction"] = dict(settings.eviction)
     return changes
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from kvserving_operator.api.v1alpha1 import KVServingSpec
+from kvserving_operator.api.v1alpha1 import KVCacheDType, KVServingSpec, Switch
 from kvserving_operator.hashing import content_hash
 from kvserving_operator.live import KVSettings, answered, asked, offers_of
 from kvserving_operator.observe import PodView
@@ -54,7 +54,7 @@ class Revision(_Frozen):
     start: KVSettings | None = None
     """What its engines start with; None where that is not known."""
     live: KVSettings | None = None
-    """What its engines are to run with: the `kvCache` of the last spec that it followed."""
+    """What its engines are asked to run with: the `kvCache` of the last spec that it followed."""
     offers: Mapping[str, Any] | None = None
     """What its engines take live; None before one of them has said so."""
 
@@ -75,7 +75,7 @@ class Revision(_Frozen):
         """
         if self.inputs_hash == inputs_hash(spec):
             return True
-        if self.base_hash != base_hash(spec):
+        if self.base_hash != base_hash(spec) or spec.engine.plugin is Switch.DISABLED:
             return False
         return proven if self.offers is None else answered(asked(spec), self.offers)
 
@@ -86,9 +86,9 @@ class Revision(_Frozen):
         state = next((runtime[pod.name] for pod in pods if pod.name in runtime), None)
         return self if state is None else self.model_copy(update={"offers": offers_of(state)})
 
-    def following(self, spec: KVServingSpec) -> Self:
-        """Give it with its engines to run what a spec asks for."""
-        update: dict[str, Any] = {"live": asked(spec)}
+    def following(self, spec: KVServingSpec, live: KVSettings) -> Self:
+        """Give it with its engines asked to run these settings; `spec` is what it is made for."""
+        update: dict[str, Any] = {"live": live}
         if self.inputs_hash == inputs_hash(spec):
             update |= {"base_hash": base_hash(spec), "start": asked(spec)}
         return self.model_copy(update=update)
@@ -160,10 +160,20 @@ def _inputs(spec: KVServingSpec) -> dict[str, Any]:
 
 
 def render_revision(
-    ref: ServingRef, spec: KVServingSpec, settings: Settings, state: RevisionState, now: float
+    ref: ServingRef,
+    spec: KVServingSpec,
+    settings: Settings,
+    state: RevisionState,
+    now: float,
+    live: KVSettings | None = None,
+    tried: Iterable[KVCacheDType] = (),
 ) -> Revision:
-    """Render a spec anew; the image in use stays unless the spec names one."""
-    engine = engine_of(ref, spec, settings, state)
+    """Render a spec anew; the image in use stays unless the spec names one.
+
+    Engines start with the spec's `kvCache` and are asked to run `live`, the same if it is left out.
+    They are to have blocks that the formats in `tried` can be stored in.
+    """
+    engine = engine_of(ref, spec, settings, state, tried)
     return Revision(
         inputs_hash=inputs_hash(spec),
         accelerator=spec.engine.accelerator.value,
@@ -172,14 +182,18 @@ def render_revision(
         since=now,
         base_hash=base_hash(spec),
         start=asked(spec),
-        live=asked(spec),
+        live=live or asked(spec),
     )
 
 
 def engine_of(
-    ref: ServingRef, spec: KVServingSpec, settings: Settings, state: RevisionState
+    ref: ServingRef,
+    spec: KVServingSpec,
+    settings: Settings,
+    state: RevisionState,
+    tried: Iterable[KVCacheDType],
 ) -> Engine:
     """Resolve a spec's engine with the image already in use."""
     used = state.current
     same = used is not None and used.accelerator == spec.engine.accelerator.value
-    return resolve(ref.name, spec, settings, used.image if used and same else None)
+    return resolve(ref.name, spec, settings, used.image if used and same else None, tried)

@@ -80,14 +80,16 @@ def _decide(at: Situation) -> Step:
     wanted = inputs_hash(at.spec)
     current, candidate, good = at.state.current, at.state.candidate, at.state.good
     if current and current.follows(at.spec, at.state.proven):
-        current = current.following(at.spec)
+        current = current.following(at.spec, at.asked)
         state = at.state.with_current(current).model_copy(update={"candidate": None})
         return _watch(replace(at, state=state), current)
     if good and good.inputs_hash == wanted:
         # Back to what is known to work: nothing to check.
         return _put_in_force(at, good, drop_checks(at))
     if candidate is None or candidate.inputs_hash != wanted:
-        candidate = render_revision(at.ref, at.spec, at.settings, at.state, at.now)
+        candidate = render_revision(
+            at.ref, at.spec, at.settings, at.state, at.now, at.asked, at.tried
+        )
         if current and current.hash == candidate.hash:
             return _respelled(at, current, wanted)
         at = replace(at, state=at.state.model_copy(update={"candidate": candidate}))
@@ -96,7 +98,7 @@ def _decide(at: Situation) -> Step:
 
 def _respelled(at: Situation, current: Revision, wanted: str) -> Step:
     """Take over another spelling of the same pods."""
-    same = current.model_copy(update={"inputs_hash": wanted}).following(at.spec)
+    same = current.model_copy(update={"inputs_hash": wanted}).following(at.spec, at.asked)
     state = at.state.with_current(same).model_copy(update={"candidate": None})
     return _watch(replace(at, state=state), same)
 

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from kvserving_operator.api.v1alpha1 import KVServingSpec
+from kvserving_operator.api.v1alpha1 import KVCacheDType, KVServingSpec
+from kvserving_operator.live import KVSettings
 from kvserving_operator.observe import CheckView, PodView
 from kvserving_operator.render.names import ServingRef
 from kvserving_operator.revisions import RevisionState
@@ -15,6 +16,9 @@ class Situation:
 
     ref: ServingRef
     spec: KVServingSpec
+    """What new pods are made for; its `kvCache` is what they start with."""
+    asked: KVSettings
+    """`kvCache` of the spec as the user wrote it."""
     state: RevisionState
     pods: tuple[PodView, ...]
     checks: tuple[CheckView, ...]
@@ -23,5 +27,7 @@ class Situation:
     now: float
     """Seconds since the epoch."""
     settings: Settings
+    tried: tuple[KVCacheDType, ...] = ()
+    """Formats that may be tried on the pods later, so that their blocks have to allow them."""
     missing: str = ""
     """What the spec names and does not exist, which engines would wait for; empty for nothing."""

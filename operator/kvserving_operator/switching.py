@@ -50,10 +50,10 @@ class Switched:
     """All that count, of which `new` came in this turn."""
     new: tuple[Refusal, ...] = ()
 
-    def joined(self, other: Self, on_trial: bool) -> Self:
-        """Give it with what became of other pods; of a trial's the changes alone."""
+    def joined(self, other: Self, aside: bool) -> Self:
+        """Give it with what became of other pods; the changes alone of those that stand aside."""
         changes = (*self.changes, *other.changes)
-        whole = self if on_trial or other.settings is None else other
+        whole = self if aside or other.settings is None else other
         return replace(whole, changes=changes)
 
     def complaint(self, refusal: Refusal) -> str:

@@ -9,9 +9,9 @@ import pytest
 
 from kvserving_kernels.errors import InvalidChangeError
 from kvserving_kernels.eviction import NO_EVICTION, StreamingLLM
-from kvserving_kernels.formats import LAYOUTS, record_bytes
+from kvserving_kernels.formats import LAYOUTS, KVCacheDType, record_bytes
 from kvserving_kernels.plugin.adapters.v0_32.layouts import Layouts
-from kvserving_kernels.plugin.adapters.v0_32.selection import set_cache
+from kvserving_kernels.plugin.adapters.v0_32.selection import set_cache, takes_other_blocks
 from kvserving_kernels.plugin.room import Room
 
 HEADS_AND_LAYERS = 8
@@ -225,3 +225,16 @@ def test_a_format_that_model_or_machine_lack_is_shown_and_refused_with_the_reaso
         layouts.check({"kv_cache_dtype": "float16"})
     # One that is not there at all is left to what reads the change.
     layouts.check({"kv_cache_dtype": "fp8_e4m3"})
+
+
+@pytest.mark.parametrize("dtype", LAYOUTS)
+@pytest.mark.parametrize(("block", "chosen"), [(16, True), (16, False), (32, True), (128, True)])
+def test_a_format_that_takes_larger_blocks_than_the_engine_chose_takes_a_restart(
+    dtype: KVCacheDType, block: int, chosen: bool
+) -> None:
+    cache = SimpleNamespace(block_size=block, user_specified_block_size=not chosen)
+    per_token = dtype in (KVCacheDType.INT8, KVCacheDType.K8V4)
+    # What a user asked for stays, and is the reason that they are given.
+    assert takes_other_blocks(SimpleNamespace(cache_config=cache), dtype) == (
+        chosen and block == 16 and not per_token
+    )

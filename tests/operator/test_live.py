@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvserving_operator.kinds import Kind
-from kvserving_operator.live import Refusal
+from kvserving_operator.live import KVSettings, Refusal, offered, why_not_offered
 from kvserving_operator.render.names import SETTINGS_GATE
 from operatorkit.specs import NAME, NAMESPACE, engine_spec
 from operatorkit.world import World
@@ -325,6 +325,30 @@ async def test_an_eviction_that_engines_do_not_take_live_goes_to_the_check(
     (argument,) = [a for a in check["spec"]["containers"][0]["args"] if "eviction" in a]
     assert eviction["policy"] in argument
     assert [] == [b for _, b in world.engines.patches if "eviction" in b]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (KVSettings(kv_cache_dtype="int4"), "int4: no room"),
+        (KVSettings(kv_cache_dtype="fp8_e4m3"), "expected one of auto, int8, got fp8_e4m3"),
+        (KVSettings(eviction={"policy": "H2O"}), "expected one of None, StreamingLLM, got H2O"),
+        (
+            KVSettings(eviction={"policy": "StreamingLLM", "window_tokens": 8}),
+            "auto with StreamingLLM of 8 tokens: out of the bounds that they offer",
+        ),
+    ],
+)
+def test_what_is_not_offered_has_a_reason(settings: KVSettings, reason: str) -> None:
+    offers = {
+        "kv_cache_dtype": {"values": ["auto", "int8"], "unavailable": {"int4": "no room"}},
+        "eviction": {
+            "values": ["None", "StreamingLLM"],
+            "window_tokens": {"minimum": 128, "maximum": 1024},
+        },
+    }
+    assert not offered(settings, offers)
+    assert why_not_offered(settings, offers) == reason
 
 
 def test_a_note_of_an_attempt_survives_storage() -> None:

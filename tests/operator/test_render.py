@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from kvserving_kernels.formats import KVCacheDType
 from kvserving_operator.render.args import engine_args
 from kvserving_operator.render.children import (
     Inputs,
@@ -18,6 +19,7 @@ from kvserving_operator.render.pod import pod_template, template_hash
 from kvserving_operator.render.preflight import preflight_pod
 from kvserving_operator.render.version import EngineVersion, parse_version, version_of_image
 from kvserving_operator.settings import Settings
+from kvserving_operator.starting import tried_on
 from operatorkit.specs import NAME, NAMESPACE, REF, engine_spec, spec_of
 
 SETTINGS = Settings()
@@ -414,3 +416,42 @@ def test_a_token_can_be_read_back() -> None:
     assert f"{NAME}-token" == manifest["metadata"]["name"]
     assert "secret-text" == token_of({"data": {"token": "c2VjcmV0LXRleHQ="}})
     assert token_of({}) is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "tried", "tokens"),
+    [
+        ({"accelerator": "NVIDIA"}, (), None),
+        ({"accelerator": "NVIDIA"}, ("int8", "fp8_e4m3"), None),
+        ({"accelerator": "NVIDIA"}, ("int4",), 64),
+        ({"accelerator": "NVIDIA"}, ("int8", "k2v4"), 64),
+        ({"accelerator": "NVIDIA", "blockSize": 16}, ("int4",), 16),
+        ({"accelerator": "NVIDIA", "plugin": "Disabled"}, ("int4",), None),
+        (engine_spec(), ("int4",), None),
+    ],
+)
+def test_blocks_allow_the_formats_that_may_be_tried(
+    engine: dict[str, Any], tried: tuple[str, ...], tokens: int | None
+) -> None:
+    formats = [KVCacheDType(each) for each in tried]
+    args = engine_args(resolve(NAME, spec_of(engine=engine), SETTINGS, None, formats))
+    found = [each for each in args if each.startswith("--block-size=")]
+    assert found == ([] if tokens is None else [f"--block-size={tokens}"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "formats"),
+    [
+        ({"kvCache": {"dtype": "int4"}}, ()),
+        ({"kvCache": {"dtype": "int4"}, "rollbackPolicyRef": {"name": "p"}}, ("int4",)),
+        (
+            {
+                "tuning": {"mode": "Auto", "allowedDtypes": ["auto", "int4"]},
+                "rollbackPolicyRef": {"name": "p"},
+            },
+            ("auto", "auto", "int4"),
+        ),
+    ],
+)
+def test_formats_are_tried_under_a_policy(spec: dict[str, Any], formats: tuple[str, ...]) -> None:
+    assert tried_on(spec_of(**spec)) == formats

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from kvserving_operator.live import asked, asking_for
 from kvserving_operator.memory import Memory, recall
 from kvserving_operator.render.children import deployment
 from kvserving_operator.revisions import (
@@ -57,6 +58,37 @@ def test_what_shapes_a_pod_is_an_input(change: dict[str, Any]) -> None:
 )
 def test_what_does_not_is_none(change: dict[str, Any]) -> None:
     assert hash_of() == hash_of(**change)
+
+
+SETTINGS_OF_A_CACHE: tuple[dict[str, Any], ...] = (
+    {},
+    {"dtype": "bfloat16"},
+    {"dtype": "int4"},
+    {"dtype": "int8", "eviction": {"policy": "StreamingLLM", "windowTokens": 512}},
+    {"eviction": {"policy": "StreamingLLM", "sinkTokens": 0, "windowTokens": 512}},
+    {"eviction": {"policy": "H2O", "budgetPercent": 50}},
+)
+
+
+@pytest.mark.parametrize("other", SETTINGS_OF_A_CACHE)
+@pytest.mark.parametrize("asked_for", SETTINGS_OF_A_CACHE)
+def test_pods_that_start_with_other_settings_are_those_of_a_spec_that_asks_for_them(
+    asked_for: dict[str, Any], other: dict[str, Any]
+) -> None:
+    spec, like = spec_of(kvCache=asked_for), spec_of(kvCache=other)
+    made_for = asking_for(spec, asked(like))
+    assert (asked(made_for), inputs_hash(made_for)) == (asked(like), inputs_hash(like))
+    live = render_revision(REF, made_for, SETTINGS, RevisionState(), 0.0, asked(spec))
+    assert (live.start, live.live) == (asked(like), asked(spec))
+    assert live.hash == render_revision(REF, like, SETTINGS, RevisionState(), 0.0).hash
+
+
+def test_engines_without_the_plugin_follow_no_edit() -> None:
+    stock = engine_spec(plugin="Disabled", image="vllm/vllm-openai-cpu:v0.32.0")
+    revision = render_revision(REF, spec_of(engine=stock), SETTINGS, RevisionState(), 0.0)
+    edited = spec_of(engine=stock, kvCache={"dtype": "fp8_e4m3"})
+    assert revision.follows(spec_of(engine=stock), proven=True)
+    assert not revision.follows(edited, proven=True)
 
 
 def state_with(image: str) -> RevisionState:

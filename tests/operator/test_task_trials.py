@@ -11,6 +11,7 @@ from operatorkit.specs import engine_spec
 from operatorkit.trials import (
     GUARDED,
     POLICY,
+    begin,
     evidence,
     only_trial,
     put_policy,
@@ -43,8 +44,7 @@ async def ready(
     put_policy(world, **spec)
     serving = {"replicas": replicas, **GUARDED, **serving}
     serving.setdefault("engine", engine_spec(maxModelLen=4096))
-    world.put(**serving)
-    await world.settle()
+    await begin(world, **serving)
     return serving
 
 

@@ -11,6 +11,7 @@ from kvserving_kernels.formats.flags import cache_flags
 from kvserving_operator.api.base import quantity_bytes
 from kvserving_operator.api.v1alpha1 import Switch
 from kvserving_operator.live import NO_EVICTION, asked
+from kvserving_operator.render.blocks import block_size
 from kvserving_operator.render.drain import EXIT_SECONDS
 from kvserving_operator.render.engine import Engine
 from kvserving_operator.render.names import ENGINE_PORT, READY_PATH
@@ -47,7 +48,7 @@ def engine_args(engine: Engine) -> tuple[str, ...]:
         ("--max-model-len", spec.max_model_len),
         ("--max-num-seqs", spec.max_num_seqs),
         ("--max-num-batched-tokens", spec.max_num_batched_tokens),
-        ("--block-size", spec.block_size),
+        ("--block-size", block_size(engine)),
     ):
         if number is not None:
             args.append(f"{flag}={number}")

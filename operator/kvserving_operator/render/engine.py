@@ -4,9 +4,10 @@ The choice is recorded with the rendered template (see `revisions.py`), so that 
 choice changes no pod.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvserving_operator.api.v1alpha1 import Accelerator, KVServingSpec, Switch
+from kvserving_operator.api.v1alpha1 import Accelerator, KVCacheDType, KVServingSpec, Switch
 from kvserving_operator.render.version import EngineVersion, parse_version, version_of_image
 from kvserving_operator.settings import Settings
 
@@ -23,6 +24,8 @@ class Engine:
     image: str
     version: EngineVersion | None
     settings: Settings
+    tried: tuple[KVCacheDType, ...] = ()
+    """Formats that it may be switched to while it serves, so that its blocks have to allow them."""
 
     @property
     def plugin(self) -> bool:
@@ -56,7 +59,13 @@ class Engine:
         return self.spec.model.uri.startswith("hf://")
 
 
-def resolve(name: str, spec: KVServingSpec, settings: Settings, pinned_image: str | None) -> Engine:
+def resolve(
+    name: str,
+    spec: KVServingSpec,
+    settings: Settings,
+    pinned_image: str | None,
+    tried: Iterable[KVCacheDType] = (),
+) -> Engine:
     """Settle image and version: the spec's, else those in use, else the operator's default."""
     default = {
         Accelerator.CPU: settings.engine_image_cpu,
@@ -74,4 +83,5 @@ def resolve(name: str, spec: KVServingSpec, settings: Settings, pinned_image: st
         image=image,
         version=version,
         settings=settings,
+        tried=tuple(tried),
     )

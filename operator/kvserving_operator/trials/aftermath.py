@@ -24,24 +24,33 @@ def after(trials: Trials, record: Record, now: float) -> Trials:
     conclusion = record.progress.conclusion
     if conclusion is None:
         raise ValueError(f"expected trial {record.name} to have a conclusion")
+    ended = Ended(
+        trial=record.name,
+        field=record.field,
+        value=str(record.candidate),
+        verdict=conclusion.verdict,
+        reason=conclusion.reason.value,
+        at=now,
+    )
+    if record.again and trials.settled is not None:
+        # It is still to be settled, on the pods that came in the place of these.
+        kept = trials.settled.model_copy(update={"ended": ended})
+        return trials.model_copy(update={"running": None, "settled": kept})
     promoted = record.remains == record.candidate
     spec_wanted_it = record.requested_by is RequestedBy.SPEC
+    asked = record.asked
+    if not spec_wanted_it and trials.settled is not None:
+        # An edit that waits for its trial waits on.
+        asked = trials.settled.asked
     settled = Settled(
-        asked=record.asked,
+        asked=asked,
         settings=record.remains,
         template=record.template,
         trial=record.name,
         rolled_back=spec_wanted_it and not promoted,
         verdict=conclusion.verdict,
         message=f"{record.change}: {conclusion.message}",
-        ended=Ended(
-            trial=record.name,
-            field=record.field,
-            value=str(record.candidate),
-            verdict=conclusion.verdict,
-            reason=conclusion.reason.value,
-            at=now,
-        ),
+        ended=ended,
     )
     rejected = trials.rejected
     if conclusion.rejects:

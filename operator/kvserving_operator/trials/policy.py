@@ -110,6 +110,13 @@ def is_safe(settings: KVSettings) -> bool:
     return settings.kv_cache_dtype in SIXTEEN_BITS and settings.eviction == NO_EVICTION
 
 
+def sixteen_bits(wanted: KVSettings) -> KVSettings:
+    """What engines run before these settings have proven themselves."""
+    if wanted.kv_cache_dtype in SIXTEEN_BITS:
+        return KVSettings(kv_cache_dtype=wanted.kv_cache_dtype)
+    return KVSettings()
+
+
 def needs_trial(before: KVSettings, after: KVSettings) -> bool:
     """Whether a change has to prove itself."""
     return before != after and not is_safe(after)

@@ -49,6 +49,9 @@ class Record(_Frozen):
     """Start of the block of time that is being measured, in seconds since the epoch."""
     own_failures: Mapping[str, float] = Field(default_factory=dict)
     """Tasks of the trial itself that engines have failed since then, by pod."""
+    again: bool = False
+    """Whether the same change is to be tried anew: its pods were replaced, and it is wanted still.
+    """
 
     @property
     def remains(self) -> KVSettings:

@@ -1,7 +1,7 @@
 """Runs the trials of one KVServing: reads what they rest on, remembers, asks for probes, tells."""
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from kvserving_operator.api.errors import SpecError
@@ -11,18 +11,20 @@ from kvserving_operator.api.v1alpha1 import (
     KVTrial,
     KVTrialStatus,
     RequestedBy,
+    Switch,
     parse_policy,
     parse_trial,
 )
 from kvserving_operator.cluster import Cluster, apply_status
 from kvserving_operator.errors import Conflict
 from kvserving_operator.kinds import Kind, Object
-from kvserving_operator.live import KVSettings, Refusal
+from kvserving_operator.live import KVSettings, Refusal, runs
 from kvserving_operator.observe import PodView
 from kvserving_operator.render.names import ServingRef
 from kvserving_operator.revisions import Revision
 from kvserving_operator.targets import target_of
 from kvserving_operator.trials.asking import Asking
+from kvserving_operator.trials.policy import sixteen_bits
 from kvserving_operator.trials.probe_set import ProbeSet, read_probe_set
 from kvserving_operator.trials.probing import Probing
 from kvserving_operator.trials.record import Trials
@@ -85,7 +87,7 @@ class TrialRunner:
             name=ref.name,
             asked=asked,
             eviction=serving.spec.kv_cache.eviction,
-            started_with=current.start,
+            in_force=_in_force(current, asked, pods, turn.readback.runtime, found.values()),
             template=current.hash,
             generation=serving.metadata.generation,
             has_policy=policy.named,
@@ -94,6 +96,7 @@ class TrialRunner:
             floors={
                 floor.probe: float(floor.minimum_percent) for floor in serving.spec.quality.floors
             },
+            live=serving.spec.engine.plugin is Switch.ENABLED,
             # One pod is in no arm: it is compared with itself, by turns.
             routed=routed and serving.spec.replicas > 1,
         )
@@ -204,6 +207,25 @@ class TrialRunner:
     async def _write(self, ref: ServingRef, name: str, status: KVTrialStatus) -> None:
         where = ref.namespace, name
         await apply_status(self._cluster, Kind.KVTrial, *where, status.to_api())
+
+
+def _in_force(
+    current: Revision,
+    asked: KVSettings,
+    pods: Iterable[PodView],
+    runtime: Mapping[str, RuntimeState],
+    found: Iterable[KVTrial],
+) -> KVSettings:
+    """What engines run with where nothing is remembered of it.
+
+    Where all of them run what the spec asks for, and no trial of it is open, they have been through
+    one before the memory was lost.
+    """
+    states = [runtime[pod.name] for pod in pods if pod.ready and pod.name in runtime]
+    in_trial = any(is_open(each) and each.spec.requested_by is RequestedBy.SPEC for each in found)
+    if states and not in_trial and all(runs(asked, state) for state in states):
+        return asked
+    return sixteen_bits(asked) if current.start is None else current.start
 
 
 def _context(runtime: Mapping[str, RuntimeState]) -> int:

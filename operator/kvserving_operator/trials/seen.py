@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvserving_operator.api.v1alpha1 import KVTrial
+from kvserving_operator.api.v1alpha1 import KVTrial, RequestedBy
 from kvserving_operator.live import (
     Refusal,
     current_refusals,
     differences,
     offered,
     offers_of,
+    why_not_offered,
 )
 from kvserving_operator.observe import PodView
 from kvserving_operator.trials.asking import Answer
@@ -80,17 +81,31 @@ def facts_of(
         **{name: containers[name] for name in has if name in candidates and name not in ended},
     }
     finished, counted = _finished(record, seen, has)
+    offers = [offers_of(seen.runtime[name]) for name in ready]
+    unable = [
+        why_not_offered(record.candidate, each)
+        for each in offers
+        if not offered(record.candidate, each)
+    ]
     # A note that an engine is being asked is no refusal: the operator may have ended over it.
     key = record.candidate.key(record.name)
     refusal = next(iter(current_refusals(seen.refusals, seen.pods, key)), None)
-    record = record.model_copy(update={"containers": known, "finished": counted})
+    replaced = record.progress.conclusion is None and wanted.template != record.template
+    still_wanted = record.requested_by is RequestedBy.SPEC and wanted.asked == record.asked
+    update = {
+        "containers": known,
+        "finished": counted,
+        "again": record.again or (replaced and still_wanted),
+    }
+    record = record.model_copy(update=update)
     facts = Facts(
         now=seen.now,
         ready=ready,
         changed=has,
         settled=_settled(record, seen),
         steady=seen.steady,
-        offered=all(offered(record.candidate, offers_of(seen.runtime[n])) for n in ready),
+        offered=not unable,
+        unoffered=unable[0] if unable else "",
         finished=finished,
         blocked=_blocked(seen),
         refused="" if refusal is None else f"pod {refusal.pod}: {refusal.message}",

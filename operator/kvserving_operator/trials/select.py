@@ -43,8 +43,8 @@ class Wanted:
     """Of the KVServing."""
     asked: KVSettings
     eviction: EvictionSpec
-    started_with: KVSettings | None
-    """What engines start with: a template that has it was checked and rolled out."""
+    in_force: KVSettings
+    """What engines run with, as far as nothing is settled yet."""
     template: str
     """Hash of the template in force."""
     generation: int
@@ -55,6 +55,8 @@ class Wanted:
     """Targets within which a request counts towards goodput."""
     floors: Mapping[Probe, float] = field(default_factory=dict)
     """Least mean grades of task probes, in percent."""
+    live: bool = True
+    """Whether engines can take changes while they serve at all."""
     routed: bool = False
     """Whether a gateway's route gives a trial's candidates their share."""
 
@@ -62,25 +64,27 @@ class Wanted:
 def settle(trials: Trials, wanted: Wanted, now: float) -> Trials:
     """With an edit that needs no trial in force, and rejections that are over forgotten."""
     trials = trials.model_copy(update={"rejected": remembered(trials.rejected, now)})
-    settled = trials.settled
-    by_spec = trials.model_copy(
-        update={"settled": Settled.by_spec(wanted.asked, wanted.template), "watch": None}
-    )
+    settled, known = trials.settled, rejection(trials.rejected, wanted.asked)
     if settled is None:
-        return by_spec
+        free = not wanted.has_policy or is_safe(wanted.asked)
+        return _by_spec(trials, wanted.asked if free else wanted.in_force, wanted.template)
     if trials.running is not None:
         return trials
-    replaced = wanted.template != settled.template
+    # A trial that could not be run has judged nothing.
+    unjudged = settled.rolled_back and settled.verdict is Verdict.FAILED
+    if unjudged and not wanted.has_policy:
+        return _by_spec(trials, wanted.asked, wanted.template)
+    if wanted.template != settled.template:
+        update: dict[str, object] = {"template": wanted.template}
+        # Other pods may be able to do what those before could not.
+        if unjudged and known is None:
+            update |= {"asked": settled.settings, "rolled_back": False}
+        settled = settled.model_copy(update=update)
+        trials = trials.model_copy(update={"settled": settled})
     if settled.asked == wanted.asked:
-        update = {"settled": settled.model_copy(update={"template": wanted.template})}
-        return trials.model_copy(update=update) if replaced else trials
-    # Pods that were made for an edit start with it: there is nothing left to try it beside.
-    started_with_it = replaced and wanted.asked == wanted.started_with
-    if not wanted.has_policy or started_with_it or wanted.asked == settled.settings:
-        return by_spec
-    if not needs_trial(settled.settings, wanted.asked):
-        return by_spec
-    known = rejection(trials.rejected, wanted.asked)
+        return trials
+    if not wanted.has_policy or not needs_trial(settled.settings, wanted.asked):
+        return _by_spec(trials, wanted.asked, wanted.template)
     if known is not None:
         kept = Settled(
             asked=wanted.asked,
@@ -93,6 +97,11 @@ def settle(trials: Trials, wanted: Wanted, now: float) -> Trials:
         )
         return trials.model_copy(update={"settled": kept})
     return trials
+
+
+def _by_spec(trials: Trials, settings: KVSettings, template: str) -> Trials:
+    settled = Settled.by_spec(settings, template)
+    return trials.model_copy(update={"settled": settled, "watch": None})
 
 
 def rejection(rejections: Iterable[Rejected], settings: KVSettings) -> Rejected | None:
@@ -165,7 +174,9 @@ def is_open(trial: KVTrial) -> bool:
     return trial.status.state is not TrialState.FINISHED
 
 
-def why_not(record: Record, trial: KVTrial | None, rejected: Sequence[Rejected]) -> str:
+def why_not(
+    record: Record, wanted: Wanted, trial: KVTrial | None, rejected: Sequence[Rejected]
+) -> str:
     """Why a trial cannot be run at all; empty where it can."""
     if trial is not None:
         field = untried(trial.spec.change)
@@ -174,6 +185,11 @@ def why_not(record: Record, trial: KVTrial | None, rejected: Sequence[Rejected])
                 f"spec.change.{field}: expected kvCacheDtype or eviction, as trials judge no "
                 "other yet"
             )
+    if not wanted.live:
+        return (
+            "spec.engine.plugin: expected Enabled, as trials change engines while they serve, got "
+            "Disabled"
+        )
     if record.candidate == record.stable:
         return f"{record.candidate} is in force already"
     evicts = record.candidate.eviction not in (record.stable.eviction, NO_EVICTION)
@@ -193,11 +209,15 @@ def why_not(record: Record, trial: KVTrial | None, rejected: Sequence[Rejected])
 
 
 def trial_name(wanted: Wanted, stable: KVSettings) -> str:
-    """Name of an edit's trial: the same after a restart of the operator, so it is made once."""
+    """Name of an edit's trial: the same after a restart of the operator, so it is made once.
+
+    Another one where the same edit is tried anew on other pods.
+    """
     change = {
         "from": stable.model_dump(mode="json"),
         "to": wanted.asked.model_dump(mode="json"),
         "generation": wanted.generation,
+        "template": wanted.template,
     }
     ending = f"-{content_hash(change)[:NAME_HASH]}"
     return wanted.name[: NAME_LIMIT - len(ending)] + ending

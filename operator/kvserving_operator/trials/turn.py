@@ -71,7 +71,7 @@ def look(trials: Trials, wanted: Wanted, found: Sequence[KVTrial], seen: Seen) -
             return _watch(trials, wanted, seen)
     trial = by_name.get(record.name)
     tasks = task_set(record.plan, record.candidate, record.stable, seen)
-    problem = why_not(record, trial, trials.rejected) if before is None else ""
+    problem = why_not(record, wanted, trial, trials.rejected) if before is None else ""
     too_short = tasks.too_short if record.progress.state is State.PENDING else ""
     if problem or too_short:
         reason = End.NOT_SUPPORTED if problem else End.SET_TOO_SHORT

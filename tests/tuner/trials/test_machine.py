@@ -292,6 +292,14 @@ def test_one_engine_is_left_alone_where_the_policy_says_so() -> None:
     assert fleet.progress.conclusion.reason is End.SINGLE_REPLICA
 
 
+def test_what_engines_do_not_take_live_ends_with_their_reason() -> None:
+    fleet = Fleet(PLAN)
+    fleet.look(offered=False, unoffered="int4: block size: got 16")
+    assert fleet.progress.conclusion is not None
+    assert fleet.progress.conclusion.reason is End.NOT_OFFERED
+    assert fleet.progress.conclusion.message.endswith(": int4: block size: got 16")
+
+
 def test_a_manual_policy_waits_for_a_person_and_goes_on_watching() -> None:
     plan = PLAN.model_copy(update={"manual": True})
     fleet = running(plan)

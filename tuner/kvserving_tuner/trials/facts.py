@@ -31,6 +31,8 @@ class Facts:
     """Whether no pods are being replaced."""
     offered: bool = True
     """Whether the engines take the change live."""
+    unoffered: str = ""
+    """What they say against it where they do not."""
     finished: float = 0.0
     """Requests that pods with the change have finished since the last look."""
     blocked: str = ""

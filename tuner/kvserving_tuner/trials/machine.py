@@ -65,7 +65,9 @@ def _start(plan: Plan, progress: Progress, facts: Facts) -> Progress:
     if not facts.ready or not facts.steady:
         return progress.model_copy(update={"note": "waits for engines that answer and stay"})
     if not facts.offered:
-        message = "no engine takes the change while it serves"
+        message = "engines do not take the change while they serve, so no trial can compare it"
+        if facts.unoffered:
+            message = f"{message}: {facts.unoffered}"
         return progress.ends(
             Conclusion(verdict=Verdict.FAILED, reason=End.NOT_OFFERED, message=message)
         )

@@ -71,8 +71,9 @@ class KVCacheSpec(ApiModel):
 
     dtype: KVCacheDType = KVCacheDType.AUTO
     """Format in which keys and values are kept; `auto` follows the engine's `--dtype`. Engines that
-    offer a format live take an edit while they serve; else pods are replaced. Served today are
-    `auto`, `bfloat16`, `float16`, `fp8_e4m3` where the machine can, and with the plugin `int8`,
-    `k8v4`, `int4`, `int4_hadamard`, `int2`, `k2v4`; others are refused in status."""
+    offer a format live take an edit while they serve; else pods are replaced. Under a policy it is
+    tried first. Served today are `auto`, `bfloat16`, `float16`, `fp8_e4m3` where the machine can,
+    and with the plugin `int8`, `k8v4`, `int4`, `int4_hadamard`, `int2`, `k2v4`; others are refused
+    in status."""
     eviction: EvictionSpec = Field(default_factory=EvictionSpec, json_schema_extra={"default": {}})
     """What is dropped from the cache while a request runs; the default drops nothing."""

@@ -101,6 +101,16 @@ def why_not(vllm_config: Any, dtype: KVCacheDType) -> str | None:
     return layout.why_not(block_size, model.get_head_size())
 
 
+def takes_other_blocks(vllm_config: Any, dtype: KVCacheDType) -> bool:
+    """Whether blocks that a running engine chose itself are too small for a format of ours.
+
+    An engine that starts with the format chooses larger ones.
+    """
+    cache = vllm_config.cache_config
+    chosen = not cache.user_specified_block_size
+    return chosen and int(cache.block_size) < LAYOUTS[dtype].minimum_block_size
+
+
 def why_not_evict(vllm_config: Any) -> str | None:
     """Reason why an engine cannot free blocks of a running request, or None where it can."""
     model = vllm_config.model_config

@@ -8,6 +8,7 @@ from kvserving_kernels.plugin.adapters import base_version
 from kvserving_kernels.plugin.adapters.v0_32.selection import (
     accelerator_of,
     effective_dtype,
+    takes_other_blocks,
     torch_name,
     why_not,
 )
@@ -22,7 +23,11 @@ def switchable_dtypes(config: Any) -> dict[str, str | None]:
     import vllm
     from vllm.platforms import current_platform
 
-    own = {dtype.value: why_not(config, dtype) for dtype in LAYOUTS}
+    own = {
+        dtype.value: why_not(config, dtype)
+        for dtype in LAYOUTS
+        if not takes_other_blocks(config, dtype)
+    }
     if all(own.values()):
         return {}
     accelerator = accelerator_of(current_platform)
