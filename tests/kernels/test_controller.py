@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvserving_kernels.errors import InvalidChangeError
+from kvserving_kernels.errors import EngineEndsError, InvalidChangeError
 from kvserving_kernels.eviction import NO_EVICTION, EvictionBounds, StreamingLLM
 from kvserving_kernels.plugin.changes import Choices, IntegerRange, Value
 from kvserving_kernels.plugin.controller import REMEMBERED_CHANGES, RuntimeController
@@ -35,6 +35,7 @@ class FakeEngine:
         self.writes: list[tuple[str, Value]] = []
         self.fails: str | None = None
         self.impossible: Mapping[str, Value] | None = None
+        self.ends = False
 
     def get(self, knob: str) -> Value:
         """Value in force."""
@@ -56,6 +57,8 @@ class FakeEngine:
 
     def lay_out(self, values: Mapping[str, Value]) -> None:
         """Set knobs of the cache, or fail halfway."""
+        if self.ends:
+            raise EngineEndsError("a step failed: the engine ends")
         self.laid_out.append(dict(values))
         for knob, value in values.items():
             self.set(knob, value)
@@ -236,6 +239,28 @@ def test_a_failed_switch_takes_the_cheap_settings_back(
     answer = controller.apply(_change(kv_cache_dtype="int4", max_active_seqs=8))
     assert answer["outcome"] == "Failed"
     assert engine.values == before
+
+
+@pytest.mark.parametrize("values", [{}, {"max_active_seqs": 8}])
+def test_of_an_engine_that_ends_nothing_is_said_to_be_in_force(
+    controller: RuntimeController, engine: FakeEngine, values: dict[str, object]
+) -> None:
+    engine.ends = True
+    with pytest.raises(EngineEndsError, match=r"^a step failed: the engine ends$"):
+        controller.apply({"change_id": "a", "kv_cache_dtype": "int4", **values})
+
+
+def test_an_engine_that_is_lost_on_the_way_back_is_not_said_to_serve_on(
+    controller: RuntimeController, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layouts = iter((RuntimeError("out of memory"), EngineEndsError("the engine ends")))
+
+    def lay_out(values: Mapping[str, Value]) -> None:
+        raise next(layouts)
+
+    monkeypatch.setattr(engine, "lay_out", lay_out)
+    with pytest.raises(EngineEndsError, match=r"^the engine ends$"):
+        controller.apply(_change(kv_cache_dtype="int4"))
 
 
 STREAMING = {"policy": "StreamingLLM", "sink_tokens": 64, "window_tokens": 512}

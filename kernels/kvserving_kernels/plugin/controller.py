@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
-from kvserving_kernels.errors import InvalidChangeError
+from kvserving_kernels.errors import EngineEndsError, InvalidChangeError
 from kvserving_kernels.plugin.changes import Change, Value, parse_change
 from kvserving_kernels.plugin.document import EngineState, LastChange, render
 
@@ -42,7 +42,7 @@ class Engine(Protocol):
         ...
 
     def lay_out(self, values: Mapping[str, Value]) -> None:
-        """Set knobs of `LAID_OUT`, all or none."""
+        """Set knobs of `LAID_OUT`, all or none; EngineEndsError where the engine is lost by it."""
         ...
 
 
@@ -69,7 +69,10 @@ class RuntimeController:
         return render(self._engine.state(), self._last)
 
     def apply(self, document: object) -> dict[str, Any]:
-        """Apply a change; `outcome` says how it went, `runtime` or `error` says the rest."""
+        """Apply a change; `outcome` says how it went, `runtime` or `error` says the rest.
+
+        EngineEndsError passes through: no answer about settings would be true.
+        """
         try:
             change = parse_change(document, self._engine.state().envelope)
             repeated = self._is_repeated(change)
@@ -114,6 +117,8 @@ class RuntimeController:
         before = {knob: self._engine.get(knob) for knob in change.values}
         try:
             self._put(change.values)
+        except EngineEndsError:
+            raise
         # Whatever a knob raises, the engine must serve on with what it had.
         except Exception as error:
             self._put(before)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kvserving_kernels.errors import SwitchError, UnsupportedEngineError
+from kvserving_kernels.errors import EngineEndsError, SwitchError, UnsupportedEngineError
 from kvserving_kernels.eviction import NO_EVICTION, Eviction, StreamingLLM
 from kvserving_kernels.formats import LAYOUTS, KVCacheDType
 from kvserving_kernels.plugin.adapters.v0_32.selection import (
@@ -49,7 +49,8 @@ def cache_of(vllm_config: Any) -> Cache:
 def switch_cache(core: Any, cache: Cache) -> float:
     """Have another KV cache from the next step on; returns how long it took, in seconds.
 
-    SwitchError where it failed and the old one is in force again.
+    SwitchError where it failed and the old one is in force again, EngineEndsError where a step
+    that was under way failed, which ends the engine as it does without a switch.
     """
     before = cache_of(core.vllm_config)
     began = time.monotonic()
@@ -77,6 +78,9 @@ def _return_to(core: Any, cache: Cache) -> None:
 
 
 def _end(core: Any) -> None:
+    # A core in its caller's own process ends with the error that the caller gets.
+    if not hasattr(core, "input_queue"):
+        return
     from vllm.v1.engine import EngineCoreRequestType
 
     core.input_queue.put_nowait((EngineCoreRequestType.EXECUTOR_FAILED, b""))
@@ -101,6 +105,13 @@ def _finish_steps_under_way(core: Any) -> None:
     try:
         while core.batch_queue:
             step()
+    # Its batch has left the queue without being counted: its requests would wait for ever.
+    except Exception as error:
+        logger.exception("kvserving: a step under way failed: the engine ends")
+        _end(core)
+        raise EngineEndsError(
+            f"a step that was under way failed ({type(error).__name__}: {error}): the engine ends"
+        ) from error
     finally:
         core.scheduler.set_pause_state(state)
 

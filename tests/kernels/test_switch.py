@@ -1,0 +1,126 @@
+"""A switch of the KV cache apart from an engine: what is lost, what is kept, and what ends."""
+
+import queue
+import sys
+from collections import deque
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from kvserving_kernels.errors import EngineEndsError
+from kvserving_kernels.eviction import NO_EVICTION
+from kvserving_kernels.plugin.adapters.v0_32 import switch
+from kvserving_kernels.plugin.adapters.v0_32.switch import Cache, switch_cache
+
+INT4 = Cache("int4", NO_EVICTION)
+FAILED = ("EXECUTOR_FAILED", b"")
+
+
+class FakeCore:
+    """An engine core with steps under way, of which each does as it is told."""
+
+    def __init__(self, *steps: Exception | None) -> None:
+        self.vllm_config = SimpleNamespace(
+            model_config=SimpleNamespace(dtype="torch.bfloat16"),
+            cache_config=SimpleNamespace(cache_dtype="auto"),
+            additional_config={},
+        )
+        self.batch_queue = deque(steps)
+        self.input_queue: queue.Queue[object] = queue.Queue()
+        self.pauses: list[str] = []
+        self.reset = False
+        self.pause_state = "UNPAUSED"
+        self.scheduler = self
+
+    def set_pause_state(self, state: str) -> None:
+        """Remember it."""
+        self.pause_state = state
+        self.pauses.append(state)
+
+    def _process_engine_step(self) -> None:
+        error = self.batch_queue.pop()
+        if error is not None:
+            raise error
+
+    def step_fn(self) -> None:
+        """A step of a core in its caller's process."""
+        self._process_engine_step()
+
+    def has_unfinished_requests(self) -> bool:
+        """None."""
+        return False
+
+    def reset_prefix_cache(self, reset_running_requests: bool) -> None:
+        """Requests went back to the queue."""
+        self.reset = reset_running_requests
+
+    def told(self) -> list[object]:
+        """What came to the core's own queue."""
+        return [self.input_queue.get_nowait() for _ in range(self.input_queue.qsize())]
+
+
+class InProcessCore(FakeCore):
+    """A core that its caller steps itself."""
+
+    _process_engine_step = None  # type: ignore[assignment]
+
+    def __init__(self, *steps: Exception | None) -> None:
+        super().__init__(*steps)
+        del self.input_queue
+
+    def step_fn(self) -> None:
+        """A step, called by the caller."""
+        FakeCore._process_engine_step(self)
+
+
+def _module(monkeypatch: pytest.MonkeyPatch, name: str, **contents: object) -> None:
+    """Stand for a module of vLLM's, with the packages that it is in."""
+    parts = name.split(".")
+    for end in range(1, len(parts) + 1):
+        package = ".".join(parts[:end])
+        if package not in sys.modules:
+            monkeypatch.setitem(sys.modules, package, ModuleType(package))
+    for key, value in contents.items():
+        monkeypatch.setattr(sys.modules[name], key, value, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names of vLLM's that a switch needs outside its workers."""
+    pauses = SimpleNamespace(PAUSED_ALL="PAUSED_ALL")
+    _module(monkeypatch, "vllm.v1.core.sched.interface", PauseState=pauses)
+    requests = SimpleNamespace(EXECUTOR_FAILED="EXECUTOR_FAILED")
+    _module(monkeypatch, "vllm.v1.engine", EngineCoreRequestType=requests)
+
+
+@pytest.fixture
+def laid_out(monkeypatch: pytest.MonkeyPatch) -> list[Cache]:
+    """Caches that were laid out, in this order."""
+    caches: list[Cache] = []
+    monkeypatch.setattr(switch, "_lay_out", lambda _, cache: caches.append(cache))
+    return caches
+
+
+def test_steps_under_way_are_finished_before_the_cache_goes(laid_out: list[Cache]) -> None:
+    core = FakeCore(None, None)
+    switch_cache(core, INT4)
+    assert not core.batch_queue
+    assert (core.reset, laid_out, core.told()) == (True, [INT4], [])
+    assert core.pauses == ["PAUSED_ALL", "UNPAUSED"]
+
+
+@pytest.mark.parametrize("steps", [(RuntimeError("worker died"),), (RuntimeError("x"), None)])
+def test_a_step_under_way_that_fails_ends_the_engine(
+    laid_out: list[Cache], steps: tuple[Exception | None, ...]
+) -> None:
+    core = FakeCore(*steps)
+    with pytest.raises(EngineEndsError, match=r"under way failed \(RuntimeError: .*engine ends$"):
+        switch_cache(core, INT4)
+    assert (core.told(), laid_out, core.reset) == ([FAILED], [], False)
+    assert core.pause_state == "UNPAUSED"
+
+
+def test_in_its_callers_process_a_failed_step_is_the_callers_to_see(laid_out: list[Cache]) -> None:
+    with pytest.raises(EngineEndsError, match="worker died"):
+        switch_cache(InProcessCore(RuntimeError("worker died")), INT4)
+    assert laid_out == []
