@@ -314,6 +314,22 @@ async def test_a_core_that_does_not_answer_in_time_is_unavailable() -> None:
         await CoreLink(never, answer_seconds=0.01).describe()
 
 
+async def test_an_engine_that_ends_is_unavailable_with_what_it_said(
+    app: FastAPI, client: httpx.AsyncClient
+) -> None:
+    async def call(*arguments: object) -> None:
+        # As vLLM hands on what a method of the core raised.
+        raise RuntimeError("Call to kvserving_apply method failed: the engine ends")
+
+    registry = CollectorRegistry()
+    app.state.kvserving = RuntimeAPI(CoreLink(call), IdleProbe(), TOKEN, RuntimeMetrics(registry))
+    answer = await client.patch("/runtime", json={"kv_cache_dtype": "int4", "change_id": "a"})
+    assert answer.status_code == 503
+    assert answer.json()["error"]["message"].endswith("the engine ends")
+    labels = {"knob": "kv_cache_dtype", "result": "Unavailable"}
+    assert registry.get_sample_value("kvserving:changes_total", labels) == 1
+
+
 async def test_a_refused_deployment_says_why() -> None:
     link = RefusedLink("two cores")
     with pytest.raises(RuntimeUnavailableError, match="two cores"):

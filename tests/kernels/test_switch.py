@@ -4,10 +4,11 @@ import queue
 import sys
 from collections import deque
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
-from kvserving_kernels.errors import EngineEndsError
+from kvserving_kernels.errors import EngineEndsError, SwitchError
 from kvserving_kernels.eviction import NO_EVICTION
 from kvserving_kernels.plugin.adapters.v0_32 import switch
 from kvserving_kernels.plugin.adapters.v0_32.switch import Cache, switch_cache
@@ -124,3 +125,38 @@ def test_in_its_callers_process_a_failed_step_is_the_callers_to_see(laid_out: li
     with pytest.raises(EngineEndsError, match="worker died"):
         switch_cache(InProcessCore(RuntimeError("worker died")), INT4)
     assert laid_out == []
+
+
+def _failing(monkeypatch: pytest.MonkeyPatch, *results: Exception | None) -> None:
+    """Have each layout of a cache, one after the other, fail or not."""
+    left = list(results)
+
+    def lay_out(core: Any, cache: Cache) -> None:
+        error = left.pop(0)
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(switch, "_lay_out", lay_out)
+
+
+def test_a_switch_that_fails_says_what_is_in_force_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = FakeCore()
+    _failing(monkeypatch, MemoryError("full"), None)
+    with pytest.raises(SwitchError, match="full; bfloat16 is in force again"):
+        switch_cache(core, INT4)
+    assert core.told() == []
+
+
+@pytest.mark.parametrize("error", [MemoryError("still full"), RuntimeError("still full")])
+def test_a_cache_that_cannot_be_restored_ends_the_engine(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    core = FakeCore()
+    _failing(monkeypatch, MemoryError("full"), error)
+    with pytest.raises(EngineEndsError) as ends:
+        switch_cache(core, INT4)
+    assert core.told() == [FAILED]
+    assert str(ends.value) == (
+        "int4: full; bfloat16 cannot be restored "
+        f"({type(error).__name__}: still full): the engine ends"
+    )

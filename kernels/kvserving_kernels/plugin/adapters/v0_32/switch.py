@@ -50,7 +50,8 @@ def switch_cache(core: Any, cache: Cache) -> float:
     """Have another KV cache from the next step on; returns how long it took, in seconds.
 
     SwitchError where it failed and the old one is in force again, EngineEndsError where a step
-    that was under way failed, which ends the engine as it does without a switch.
+    that was under way failed, which ends the engine as it does without a switch, or where the old
+    cache could not be restored either.
     """
     before = cache_of(core.vllm_config)
     began = time.monotonic()
@@ -61,20 +62,23 @@ def switch_cache(core: Any, cache: Cache) -> float:
     # Whatever a worker raises, the engine must serve on with what it had.
     except Exception as error:
         logger.exception("kvserving: switch from %s to %s failed", before, cache)
-        _return_to(core, before)
+        _return_to(core, before, f"{cache}: {error}")
         raise SwitchError(f"{cache}: {error}; {before} is in force again") from error
     took = time.monotonic() - began
     logger.info("kvserving: switched from %s to %s in %.3f s", before, cache, took)
     return took
 
 
-def _return_to(core: Any, cache: Cache) -> None:
+def _return_to(core: Any, cache: Cache, problem: str) -> None:
     try:
         _lay_out(core, cache)
-    except Exception:
+    except Exception as error:
         logger.exception("kvserving: %s cannot be restored: the engine ends", cache)
         _end(core)
-        raise
+        raise EngineEndsError(
+            f"{problem}; {cache} cannot be restored ({type(error).__name__}: {error}): "
+            "the engine ends"
+        ) from error
 
 
 def _end(core: Any) -> None:
