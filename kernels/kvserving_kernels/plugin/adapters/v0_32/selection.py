@@ -139,6 +139,9 @@ def _why_not_paged(vllm_config: Any) -> str | None:
     model = vllm_config.model_config
     if vllm_config.speculative_config is not None:
         return "speculative decoding is not supported: leave out --speculative-config"
+    # From the size vLLM makes the connector only after the platform has looked.
+    if vllm_config.cache_config.kv_offloading_size is not None:
+        return "KV connectors are not supported: leave out --kv-offloading-size"
     if vllm_config.kv_transfer_config is not None:
         return "KV connectors are not supported: leave out --kv-transfer-config"
     if vllm_config.parallel_config.decode_context_parallel_size > 1:
