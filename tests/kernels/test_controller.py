@@ -36,6 +36,8 @@ class FakeEngine:
         self.fails: str | None = None
         self.impossible: Mapping[str, Value] | None = None
         self.ends = False
+        self.now = 0.0
+        self.seconds = 0.0
 
     def get(self, knob: str) -> Value:
         """Value in force."""
@@ -57,6 +59,7 @@ class FakeEngine:
 
     def lay_out(self, values: Mapping[str, Value]) -> None:
         """Set knobs of the cache, or fail halfway."""
+        self.now += self.seconds
         if self.ends:
             raise EngineEndsError("a step failed: the engine ends")
         self.laid_out.append(dict(values))
@@ -91,7 +94,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def controller(engine: FakeEngine) -> RuntimeController:
-    return RuntimeController(engine, lambda: NOW)
+    return RuntimeController(engine, lambda: NOW, lambda: engine.now)
 
 
 def _change(change_id: str = "a", **values: object) -> dict[str, Any]:
@@ -316,3 +319,30 @@ def test_what_cannot_be_is_refused_before_anything_is_touched(
     engine.impossible = engine.laid_out[-1]
     again = controller.apply(_change(kv_cache_dtype="int4", eviction={"policy": "None"}))
     assert again["outcome"] == "Repeated"
+
+
+@pytest.mark.parametrize("fails", [None, "kv_cache_dtype"])
+def test_what_was_asked_for_while_a_change_was_carried_out_is_refused(
+    controller: RuntimeController, engine: FakeEngine, fails: str | None
+) -> None:
+    engine.seconds, engine.fails = 30.0, fails
+    controller.apply(_change("a", kv_cache_dtype="int4"), 0.0)
+    in_force = dict(engine.values)
+    # Where it failed, the way back took as long.
+    ended = engine.now
+    second = _change("b", max_active_seqs=8)
+    answer = controller.apply(second, ended - 1.0)
+    assert (answer["outcome"], engine.values) == ("Busy", in_force)
+    assert "another change" in answer["error"]["message"]
+    # Its name was not used up.
+    assert controller.apply(second, ended)["outcome"] == "Applied"
+
+
+def test_a_change_that_is_repeated_while_it_is_carried_out_is_no_other_change(
+    controller: RuntimeController, engine: FakeEngine
+) -> None:
+    engine.seconds = 30.0
+    change = _change("a", kv_cache_dtype="int4")
+    controller.apply(change, 0.0)
+    assert controller.apply(change, 1.0)["outcome"] == "Repeated"
+    assert len(engine.laid_out) == 1
