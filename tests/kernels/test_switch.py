@@ -31,7 +31,7 @@ class FakeCore:
         self.pauses: list[str] = []
         self.reset = False
         self.pause_state = "UNPAUSED"
-        self.scheduler = self
+        self.scheduler: Any = self
 
     def set_pause_state(self, state: str) -> None:
         """Remember it."""
@@ -160,3 +160,88 @@ def test_a_cache_that_cannot_be_restored_ends_the_engine(
         "int4: full; bfloat16 cannot be restored "
         f"({type(error).__name__}: still full): the engine ends"
     )
+
+
+class FakeManager:
+    """vLLM's manager of blocks, as far as its events go."""
+
+    def __init__(self, *events: str, **arguments: object) -> None:
+        self.arguments = arguments
+        self.block_pool = SimpleNamespace(kv_event_queue=list(events))
+
+    def take_events(self) -> list[str]:
+        """All events; from then on there are none."""
+        events = list(self.block_pool.kv_event_queue)
+        self.block_pool.kv_event_queue.clear()
+        return events
+
+
+class BlocksCore(FakeCore):
+    """A core whose scheduler has blocks; laying out fails as often as it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vllm_config.max_in_flight_tokens = 256
+        self.vllm_config.parallel_config = SimpleNamespace(world_size=1)
+        self.calls: list[str] = []
+        self.layouts: list[Exception] = []
+        self.available_gpu_memory_for_kv_cache = 1 << 20
+        self.model_executor = SimpleNamespace(
+            collective_rpc=lambda function: self.calls.append(function.func.__name__)
+        )
+        cache_config = SimpleNamespace(
+            enable_prefix_caching=True, enable_mamba_shared_prefix_checkpoint=False
+        )
+        self.old = FakeManager("BlockStored")
+        self.scheduler = SimpleNamespace(
+            kv_cache_manager=self.old, kv_cache_config=None, block_size=128, hash_block_size=128,
+            max_model_len=1024, cache_config=cache_config, use_eagle_block_drop=False,
+            num_prefill_lookahead=0, log_stats=False, enable_kv_cache_events=True,
+            dcp_world_size=1, kv_metrics_collector=None,
+            scheduler_config=SimpleNamespace(watermark=0.0),
+            reset_prefix_cache=lambda **_: self._manager_events().append("AllBlocksCleared"),
+        )  # fmt: skip
+
+    def _manager_events(self) -> Any:
+        return self.scheduler.kv_cache_manager.block_pool.kv_event_queue
+
+    def _initialize_kv_caches(self, vllm_config: object) -> object:
+        self.calls.append("_initialize_kv_caches")
+        return SimpleNamespace(needs_kv_cache_zeroing=False)
+
+    def _initialize_effective_attention_block_size(self) -> None:
+        """Not looked at here."""
+
+
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch) -> BlocksCore:
+    core = BlocksCore()
+
+    def manager(**arguments: object) -> FakeManager:
+        error = core.layouts.pop(0) if core.layouts else None
+        if error is not None:
+            raise error
+        return FakeManager(**arguments)
+
+    _module(monkeypatch, "vllm.v1.core.kv_cache_manager", KVCacheManager=manager)
+    _module(
+        monkeypatch,
+        "vllm.v1.core.kv_cache_utils",
+        resolve_kv_cache_block_sizes=lambda *_: (128, 128),
+    )
+    return core
+
+
+def test_what_happened_to_the_old_blocks_is_still_told(blocks: BlocksCore) -> None:
+    switch_cache(blocks, INT4)
+    assert blocks.scheduler.kv_cache_manager is not blocks.old
+    assert blocks.scheduler.kv_cache_manager.take_events() == ["BlockStored", "AllBlocksCleared"]
+    switch_cache(blocks, Cache("bfloat16", NO_EVICTION))
+    assert blocks.scheduler.kv_cache_manager.take_events() == ["AllBlocksCleared"]
+
+
+def test_it_is_told_too_where_the_old_cache_is_restored(blocks: BlocksCore) -> None:
+    blocks.layouts = [MemoryError("full")]
+    with pytest.raises(SwitchError):
+        switch_cache(blocks, INT4)
+    assert blocks.scheduler.kv_cache_manager.take_events() == ["BlockStored", "AllBlocksCleared"]

@@ -7,7 +7,8 @@ cache back; if that fails too, the engine ends, so that it is restarted instead 
 nonsense. No block survives, so what was computed under another policy is never found again.
 
 Relied on: `Scheduler.reset_prefix_cache`, `GPUModelRunner._cleanup_profiling_kv_cache` and its
-counterpart's attributes, `EngineCore._initialize_kv_caches`, and the arguments of `KVCacheManager`.
+counterpart's attributes, `EngineCore._initialize_kv_caches`, the arguments of `KVCacheManager`, and
+`BlockPool.kv_event_queue`.
 """
 
 import gc
@@ -150,8 +151,7 @@ def _adopt(core: Any, kv_cache: Any) -> None:
         raise UnsupportedEngineError(
             f"block size: expected {scheduler.block_size} as before, got {sizes[0]}"
         )
-    scheduler.kv_cache_config = kv_cache
-    scheduler.kv_cache_manager = KVCacheManager(
+    manager = KVCacheManager(
         kv_cache_config=kv_cache,
         max_model_len=scheduler.max_model_len,
         max_in_flight_tokens=config.max_in_flight_tokens,
@@ -170,6 +170,9 @@ def _adopt(core: Any, kv_cache: Any) -> None:
             scheduler.cache_config.enable_mamba_shared_prefix_checkpoint
         ),
     )
+    # Whoever routes by prefixes must hear what became of the old blocks: that all were cleared.
+    manager.block_pool.kv_event_queue += scheduler.kv_cache_manager.take_events()
+    scheduler.kv_cache_config, scheduler.kv_cache_manager = kv_cache, manager
     scheduler.needs_kv_cache_zeroing = kv_cache.needs_kv_cache_zeroing
     core._initialize_effective_attention_block_size()
 
