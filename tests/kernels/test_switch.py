@@ -1,8 +1,11 @@
 """A switch of the KV cache apart from an engine: what is lost, what is kept, and what ends."""
 
 import queue
+import random
 import sys
 from collections import deque
+from contextlib import nullcontext
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -176,6 +179,21 @@ class FakeManager:
         return events
 
 
+class Generator:
+    """Random numbers of a library that is not installed here: its state is the next of them."""
+
+    def __init__(self, state: int) -> None:
+        self.state = state
+
+    def get(self) -> int:
+        """Where it is."""
+        return self.state
+
+    def put(self, state: int) -> None:
+        """Go on from there."""
+        self.state = state
+
+
 class BlocksCore(FakeCore):
     """A core whose scheduler has blocks; laying out fails as often as it is told."""
 
@@ -184,11 +202,11 @@ class BlocksCore(FakeCore):
         self.vllm_config.max_in_flight_tokens = 256
         self.vllm_config.parallel_config = SimpleNamespace(world_size=1)
         self.calls: list[str] = []
+        self.generators = {name: Generator(7) for name in ("numpy", "torch", "cuda")}
         self.layouts: list[Exception] = []
         self.available_gpu_memory_for_kv_cache = 1 << 20
-        self.model_executor = SimpleNamespace(
-            collective_rpc=lambda function: self.calls.append(function.func.__name__)
-        )
+        self.worker = SimpleNamespace()
+        self.model_executor = SimpleNamespace(collective_rpc=self._call)
         cache_config = SimpleNamespace(
             enable_prefix_caching=True, enable_mamba_shared_prefix_checkpoint=False
         )
@@ -205,8 +223,19 @@ class BlocksCore(FakeCore):
     def _manager_events(self) -> Any:
         return self.scheduler.kv_cache_manager.block_pool.kv_event_queue
 
+    def _call(self, function: Any) -> None:
+        """The worker has no layers here."""
+        if isinstance(function, partial):
+            self.calls.append(function.func.__name__)
+        else:
+            function(self.worker)
+
     def _initialize_kv_caches(self, vllm_config: object) -> object:
         self.calls.append("_initialize_kv_caches")
+        # As vLLM does when it has warmed up.
+        random.seed(0)
+        for generator in self.generators.values():
+            generator.state = 0
         return SimpleNamespace(needs_kv_cache_zeroing=False)
 
     def _initialize_effective_attention_block_size(self) -> None:
@@ -229,6 +258,14 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> BlocksCore:
         "vllm.v1.core.kv_cache_utils",
         resolve_kv_cache_block_sizes=lambda *_: (128, 128),
     )
+    numpy, torch, cuda = (core.generators[name] for name in ("numpy", "torch", "cuda"))
+    numpy_random = SimpleNamespace(get_state=numpy.get, set_state=numpy.put)
+    device = SimpleNamespace(
+        is_available=lambda: True, get_rng_state=cuda.get, set_rng_state=cuda.put
+    )
+    monkeypatch.setitem(sys.modules, "numpy", SimpleNamespace(random=numpy_random))
+    fake = SimpleNamespace(get_rng_state=torch.get, set_rng_state=torch.put, cuda=device)
+    monkeypatch.setitem(sys.modules, "torch", fake)
     return core
 
 
@@ -245,3 +282,20 @@ def test_it_is_told_too_where_the_old_cache_is_restored(blocks: BlocksCore) -> N
     with pytest.raises(SwitchError):
         switch_cache(blocks, INT4)
     assert blocks.scheduler.kv_cache_manager.take_events() == ["BlockStored", "AllBlocksCleared"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_random_numbers_go_on_after_a_switch(blocks: BlocksCore, fails: bool) -> None:
+    before = random.getstate()
+    for generator in blocks.generators.values():
+        generator.state = 41
+    if fails:
+        blocks.layouts = [MemoryError("full")]
+    with pytest.raises(SwitchError) if fails else nullcontext():
+        switch_cache(blocks, INT4)
+    assert random.getstate() == before
+    assert {generator.state for generator in blocks.generators.values()} == {41}
+    # What was noted is used once: another switch begins where the numbers are by then.
+    blocks.generators["torch"].state = 42
+    switch_cache(blocks, INT4)
+    assert blocks.generators["torch"].state == 42

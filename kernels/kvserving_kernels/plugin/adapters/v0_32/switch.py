@@ -21,6 +21,7 @@ from typing import Any
 from kvserving_kernels.errors import EngineEndsError, SwitchError, UnsupportedEngineError
 from kvserving_kernels.eviction import NO_EVICTION, Eviction, StreamingLLM
 from kvserving_kernels.formats import LAYOUTS, KVCacheDType
+from kvserving_kernels.plugin.adapters.v0_32 import randomness
 from kvserving_kernels.plugin.adapters.v0_32.selection import (
     BACKEND_CLASSES,
     effective_dtype,
@@ -124,6 +125,7 @@ def _finish_steps_under_way(core: Any) -> None:
 def _lay_out(core: Any, cache: Cache) -> None:
     """Give workers and scheduler an empty cache."""
     set_cache(core.vllm_config, cache.dtype, cache.eviction)
+    core.model_executor.collective_rpc(randomness.remember)
     core.model_executor.collective_rpc(partial(prepare_worker, cache=cache))
     available = core.available_gpu_memory_for_kv_cache
     executor = core.model_executor
@@ -134,6 +136,7 @@ def _lay_out(core: Any, cache: Cache) -> None:
     finally:
         del executor.determine_available_memory
     _adopt(core, kv_cache)
+    executor.collective_rpc(randomness.restore)
 
 
 def _workers(core: Any) -> int:
