@@ -70,6 +70,11 @@ def own_eviction(vllm_config: Any) -> Eviction:
     return read_settings(vllm_config.additional_config).eviction
 
 
+def is_asked_for(vllm_config: Any) -> bool:
+    """Whether an engine has a setting of ours."""
+    return own_dtype(vllm_config) is not None or own_eviction(vllm_config) != NO_EVICTION
+
+
 def set_cache(vllm_config: Any, dtype: str, eviction: Eviction) -> None:
     """Write format and eviction into a configuration, as the flags would have."""
     additional = dict(vllm_config.additional_config or {})
@@ -168,7 +173,7 @@ def _wrap_check(owner: Any, accelerator: str, guarded: bool) -> None:
 
         model = vllm_config.model_config
         own, eviction = own_dtype(vllm_config), own_eviction(vllm_config)
-        if guarded or own is not None or eviction != NO_EVICTION:
+        if guarded or is_asked_for(vllm_config):
             check_kv_dtype(
                 vllm_config.cache_config.cache_dtype,
                 accelerator,
