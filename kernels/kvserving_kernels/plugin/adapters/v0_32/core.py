@@ -20,8 +20,8 @@ from kvserving_kernels.plugin.adapters.v0_32.selection import (
 )
 from kvserving_kernels.plugin.adapters.v0_32.switch import cache_of, switch_cache
 from kvserving_kernels.plugin.adapters.v0_32.switchable import switchable_dtypes
-from kvserving_kernels.plugin.changes import Choices, Envelope, IntegerRange, Value
-from kvserving_kernels.plugin.controller import RuntimeController
+from kvserving_kernels.plugin.changes import Choices, Envelope, IntegerRange, Value, told
+from kvserving_kernels.plugin.controller import Outcome, RuntimeController
 from kvserving_kernels.plugin.document import (
     Capacity,
     Counters,
@@ -43,7 +43,8 @@ def describe(core: Any) -> dict[str, Any]:
 def apply(core, document, asked_at=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
     """`EngineCore.kvserving_apply`."""
     answer = _controller(core).apply(document, asked_at)
-    logger.info("kvserving: change %s: %s", document, answer["outcome"])
+    outcome = answer["outcome"]
+    logger.info("kvserving: change (%s): %s", told(document, outcome != Outcome.INVALID), outcome)
     return answer
 
 
