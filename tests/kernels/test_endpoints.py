@@ -152,11 +152,24 @@ async def test_without_the_token_nothing_is_shown_or_changed(
     assert link.changes == []
 
 
+@pytest.mark.parametrize("ends", ["\n", "\r\n", " ", "\t\n"])
+@pytest.mark.parametrize("starts", ["", " ", "\n"])
+async def test_whitespace_around_the_configured_token_does_not_count(
+    app: FastAPI, client: httpx.AsyncClient, link: FakeLink, starts: str, ends: str
+) -> None:
+    metrics = RuntimeMetrics(CollectorRegistry())
+    app.state.kvserving = RuntimeAPI(link, IdleProbe(), f"{starts}{TOKEN}{ends}", metrics)
+    assert (await client.get("/runtime")).status_code == 200
+    headers = {"Authorization": "Bearer"}
+    assert (await client.get("/runtime", headers=headers)).status_code == 401
+
+
+@pytest.mark.parametrize("token", ["", "\n", " \r\n"])
 @pytest.mark.parametrize("method", ["GET", "PATCH"])
 async def test_without_a_configured_token_the_api_is_closed(
-    app: FastAPI, client: httpx.AsyncClient, link: FakeLink, method: str
+    app: FastAPI, client: httpx.AsyncClient, link: FakeLink, method: str, token: str
 ) -> None:
-    app.state.kvserving = RuntimeAPI(link, IdleProbe(), "", RuntimeMetrics(CollectorRegistry()))
+    app.state.kvserving = RuntimeAPI(link, IdleProbe(), token, RuntimeMetrics(CollectorRegistry()))
     answer = await client.request(method, "/runtime", headers={"Authorization": "Bearer "})
     assert answer.status_code == 503
     assert "KVSERVING_TOKEN is not set" in answer.json()["error"]["message"]

@@ -53,7 +53,8 @@ class RuntimeAPI:
         self._link = link
         self._probe = probe
         self._answer_seconds = answer_seconds
-        self._token = token.encode()
+        # A file's last newline comes along, and no header can have it.
+        self._token = token.strip().encode()
         self._metrics = metrics
         self._readiness = Readiness(probe, time.monotonic, metrics.count_completion)
         self._probes = ProbeRequests(link, metrics)
