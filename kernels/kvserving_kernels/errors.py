@@ -41,6 +41,10 @@ class SwitchError(KVServingError):
     """Another KV format could not be put in force; the one from before is."""
 
 
+class EngineEndsError(KVServingError):
+    """The engine can no longer serve and has been told to end; nothing is said of its settings."""
+
+
 class ProbeRefusedError(KVServingError):
     """A probe cannot run now, or not on this engine at all; users' requests were not touched."""
 

@@ -1,10 +1,16 @@
 """A change is valid within the envelope or refused with the field at fault."""
 
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvserving_kernels.errors import InvalidChangeError
+from kvserving_kernels.plugin.adapters.v0_32 import core
 from kvserving_kernels.plugin.changes import Choices, IntegerRange, parse_change
 
 ENVELOPE = {"max_active_seqs": IntegerRange(1, 64)}
@@ -93,3 +99,55 @@ def test_any_json_is_a_valid_change_or_an_invalid_one(document: object) -> None:
         return
     assert set(change.values) == {"max_active_seqs"}
     assert change.values["max_active_seqs"] in ENVELOPE["max_active_seqs"]
+
+
+_apply: Callable[..., Any] = core.apply
+EVICTION = {"policy": "StreamingLLM", "sink_tokens": 64, "window_tokens": 1024}
+
+
+@pytest.mark.parametrize(
+    ("document", "outcome", "logged"),
+    [
+        (
+            {"max_active_seqs": 8, "change_id": "a"},
+            "Applied",
+            'change (change_id: "a", max_active_seqs: 8): Applied',
+        ),
+        (
+            {"kv_cache_dtype": "int4", "eviction": EVICTION, "change_id": "b"},
+            "Failed",
+            'change (change_id: "b", kv_cache_dtype: "int4", eviction: {"policy": "StreamingLLM", '
+            '"sink_tokens": 64, "window_tokens": 1024}): Failed',
+        ),
+        (
+            {"max_active_seqs": 8, "change_id": "c"},
+            "Busy",
+            'change (change_id: "c", max_active_seqs: 8): Busy',
+        ),
+        (
+            {"kv_cache_dtype": "hunter2\n" * 999, "password": "hunter2", "change_id": "hunter2"},
+            "Invalid",
+            "change (kv_cache_dtype): Invalid",
+        ),
+        ({"hunter2": "hunter2"}, "Invalid", "change (no known field): Invalid"),
+        (["hunter2"], "Invalid", "change (no known field): Invalid"),
+        ("hunter2", "Invalid", "change (no known field): Invalid"),
+    ],
+)
+def test_the_log_has_of_a_change_what_is_known_and_valid(
+    caplog: pytest.LogCaptureFixture, document: object, outcome: str, logged: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    controller = SimpleNamespace(apply=lambda *_: {"outcome": outcome})
+    _apply(SimpleNamespace(_kvserving_controller=controller), document)
+    assert caplog.messages == [f"kvserving: {logged}"]
+
+
+def test_what_the_log_has_of_a_change_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    controller = SimpleNamespace(apply=lambda *_: {"outcome": "Failed"})
+    _apply(
+        SimpleNamespace(_kvserving_controller=controller),
+        {"change_id": "a" * 128, "kv_cache_dtype": "x" * 9999},
+    )
+    assert len(caplog.messages[0]) < 300

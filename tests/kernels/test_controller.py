@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvserving_kernels.errors import InvalidChangeError
+from kvserving_kernels.errors import EngineEndsError, InvalidChangeError
 from kvserving_kernels.eviction import NO_EVICTION, EvictionBounds, StreamingLLM
 from kvserving_kernels.plugin.changes import Choices, IntegerRange, Value
 from kvserving_kernels.plugin.controller import REMEMBERED_CHANGES, RuntimeController
@@ -35,6 +35,9 @@ class FakeEngine:
         self.writes: list[tuple[str, Value]] = []
         self.fails: str | None = None
         self.impossible: Mapping[str, Value] | None = None
+        self.ends = False
+        self.now = 0.0
+        self.seconds = 0.0
 
     def get(self, knob: str) -> Value:
         """Value in force."""
@@ -56,6 +59,9 @@ class FakeEngine:
 
     def lay_out(self, values: Mapping[str, Value]) -> None:
         """Set knobs of the cache, or fail halfway."""
+        self.now += self.seconds
+        if self.ends:
+            raise EngineEndsError("a step failed: the engine ends")
         self.laid_out.append(dict(values))
         for knob, value in values.items():
             self.set(knob, value)
@@ -88,7 +94,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def controller(engine: FakeEngine) -> RuntimeController:
-    return RuntimeController(engine, lambda: NOW)
+    return RuntimeController(engine, lambda: NOW, lambda: engine.now)
 
 
 def _change(change_id: str = "a", **values: object) -> dict[str, Any]:
@@ -238,6 +244,28 @@ def test_a_failed_switch_takes_the_cheap_settings_back(
     assert engine.values == before
 
 
+@pytest.mark.parametrize("values", [{}, {"max_active_seqs": 8}])
+def test_of_an_engine_that_ends_nothing_is_said_to_be_in_force(
+    controller: RuntimeController, engine: FakeEngine, values: dict[str, object]
+) -> None:
+    engine.ends = True
+    with pytest.raises(EngineEndsError, match=r"^a step failed: the engine ends$"):
+        controller.apply({"change_id": "a", "kv_cache_dtype": "int4", **values})
+
+
+def test_an_engine_that_is_lost_on_the_way_back_is_not_said_to_serve_on(
+    controller: RuntimeController, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layouts = iter((RuntimeError("out of memory"), EngineEndsError("the engine ends")))
+
+    def lay_out(values: Mapping[str, Value]) -> None:
+        raise next(layouts)
+
+    monkeypatch.setattr(engine, "lay_out", lay_out)
+    with pytest.raises(EngineEndsError, match=r"^the engine ends$"):
+        controller.apply(_change(kv_cache_dtype="int4"))
+
+
 STREAMING = {"policy": "StreamingLLM", "sink_tokens": 64, "window_tokens": 512}
 
 
@@ -291,3 +319,30 @@ def test_what_cannot_be_is_refused_before_anything_is_touched(
     engine.impossible = engine.laid_out[-1]
     again = controller.apply(_change(kv_cache_dtype="int4", eviction={"policy": "None"}))
     assert again["outcome"] == "Repeated"
+
+
+@pytest.mark.parametrize("fails", [None, "kv_cache_dtype"])
+def test_what_was_asked_for_while_a_change_was_carried_out_is_refused(
+    controller: RuntimeController, engine: FakeEngine, fails: str | None
+) -> None:
+    engine.seconds, engine.fails = 30.0, fails
+    controller.apply(_change("a", kv_cache_dtype="int4"), 0.0)
+    in_force = dict(engine.values)
+    # Where it failed, the way back took as long.
+    ended = engine.now
+    second = _change("b", max_active_seqs=8)
+    answer = controller.apply(second, ended - 1.0)
+    assert (answer["outcome"], engine.values) == ("Busy", in_force)
+    assert "another change" in answer["error"]["message"]
+    # Its name was not used up.
+    assert controller.apply(second, ended)["outcome"] == "Applied"
+
+
+def test_a_change_that_is_repeated_while_it_is_carried_out_is_no_other_change(
+    controller: RuntimeController, engine: FakeEngine
+) -> None:
+    engine.seconds = 30.0
+    change = _change("a", kv_cache_dtype="int4")
+    controller.apply(change, 0.0)
+    assert controller.apply(change, 1.0)["outcome"] == "Repeated"
+    assert len(engine.laid_out) == 1

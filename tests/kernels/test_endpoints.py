@@ -71,7 +71,8 @@ class FakeLink:
 class IdleProbe:
     """An engine that produces a token whenever it is asked for one."""
 
-    dead: str | None = None
+    def __init__(self) -> None:
+        self.dead: str | None = None
 
     def dead_reason(self) -> str | None:
         """Why the engine is dead."""
@@ -88,6 +89,11 @@ class IdleProbe:
     async def complete(self) -> None:
         """Produce a token."""
         return
+
+
+async def _present() -> bool:
+    """A caller that stays."""
+    return False
 
 
 @pytest.fixture
@@ -146,11 +152,24 @@ async def test_without_the_token_nothing_is_shown_or_changed(
     assert link.changes == []
 
 
+@pytest.mark.parametrize("ends", ["\n", "\r\n", " ", "\t\n"])
+@pytest.mark.parametrize("starts", ["", " ", "\n"])
+async def test_whitespace_around_the_configured_token_does_not_count(
+    app: FastAPI, client: httpx.AsyncClient, link: FakeLink, starts: str, ends: str
+) -> None:
+    metrics = RuntimeMetrics(CollectorRegistry())
+    app.state.kvserving = RuntimeAPI(link, IdleProbe(), f"{starts}{TOKEN}{ends}", metrics)
+    assert (await client.get("/runtime")).status_code == 200
+    headers = {"Authorization": "Bearer"}
+    assert (await client.get("/runtime", headers=headers)).status_code == 401
+
+
+@pytest.mark.parametrize("token", ["", "\n", " \r\n"])
 @pytest.mark.parametrize("method", ["GET", "PATCH"])
 async def test_without_a_configured_token_the_api_is_closed(
-    app: FastAPI, client: httpx.AsyncClient, link: FakeLink, method: str
+    app: FastAPI, client: httpx.AsyncClient, link: FakeLink, method: str, token: str
 ) -> None:
-    app.state.kvserving = RuntimeAPI(link, IdleProbe(), "", RuntimeMetrics(CollectorRegistry()))
+    app.state.kvserving = RuntimeAPI(link, IdleProbe(), token, RuntimeMetrics(CollectorRegistry()))
     answer = await client.request(method, "/runtime", headers={"Authorization": "Bearer "})
     assert answer.status_code == 503
     assert "KVSERVING_TOKEN is not set" in answer.json()["error"]["message"]
@@ -234,6 +253,79 @@ async def test_a_caller_that_hangs_up_does_not_cut_a_change_off(
     assert (await api.patch({"max_active_seqs": 9, "change_id": "b"})).status_code == 200
 
 
+async def test_a_change_that_takes_longer_than_its_caller_waits_keeps_others_out(
+    link: FakeLink,
+) -> None:
+    registry = CollectorRegistry()
+    probe = IdleProbe()
+    api = RuntimeAPI(link, probe, TOKEN, RuntimeMetrics(registry), answer_seconds=0.0)
+    link.may_answer.clear()
+    first, second = (
+        {"max_active_seqs": 8, "change_id": "a"},
+        {"max_active_seqs": 9, "change_id": "b"},
+    )
+    answer = await api.patch(first)
+    assert answer.status_code == 503
+    assert b"may still be carried out" in answer.body
+    # Its own caller may ask again, and is no other change.
+    assert (await api.patch(first)).status_code == 503
+    for other in (second, {**first, "change_id": "b"}, {**second, "change_id": "a"}):
+        assert (await api.patch(other)).status_code == 409
+    assert (await api.probe({}, _present)).status_code == 409
+    # A core that died in the middle never ends its change.
+    probe.dead = "the engine core is dead"
+    assert (await api.patch(second)).status_code == 503
+    probe.dead = None
+    assert link.changes == [first]
+    link.may_answer.set()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    await api.patch(second)
+    assert link.changes == [first, second]
+
+
+async def test_who_repeats_a_change_under_way_gets_its_answer(
+    client: httpx.AsyncClient, link: FakeLink, registry: CollectorRegistry
+) -> None:
+    link.may_answer.clear()
+    change = {"max_active_seqs": 8, "change_id": "a"}
+    first = asyncio.create_task(client.patch("/runtime", json=change))
+    await link.asked.wait()
+    again = asyncio.create_task(client.patch("/runtime", json=change))
+    await asyncio.sleep(0.01)
+    assert not again.done()
+    link.may_answer.set()
+    assert [(await first).status_code, (await again).status_code] == [200, 200]
+    assert link.changes == [change]
+    for result in ("Applied", "Repeated"):
+        labels = {"knob": "max_active_seqs", "result": result}
+        assert registry.get_sample_value("kvserving:changes_total", labels) == 1
+
+
+async def test_what_the_core_says_of_another_servers_change_answers_409(
+    client: httpx.AsyncClient, link: FakeLink, registry: CollectorRegistry
+) -> None:
+    link.answer = {"outcome": "Busy", "error": {"message": "another change"}}
+    answer = await client.patch("/runtime", json={"max_active_seqs": 8, "change_id": "a"})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (409, "another change")
+    labels = {"knob": "max_active_seqs", "result": "Busy"}
+    assert registry.get_sample_value("kvserving:changes_total", labels) == 1
+
+
+async def test_the_core_is_told_when_a_change_was_asked_for() -> None:
+    calls: list[tuple[object, ...]] = []
+
+    async def call(*arguments: object) -> dict[str, Any]:
+        calls.append(arguments)
+        await asyncio.sleep(0.02)
+        return {"outcome": "Applied"}
+
+    # A change is waited for longer than any other answer.
+    link = CoreLink(call, answer_seconds=0.0, clock=lambda: 12.5)
+    assert await link.apply({"change_id": "a"}) == {"outcome": "Applied"}
+    assert calls == [("kvserving_apply", {"change_id": "a"}, 12.5)]
+
+
 async def test_an_engine_that_cannot_answer_is_503(
     client: httpx.AsyncClient, link: FakeLink
 ) -> None:
@@ -312,6 +404,22 @@ async def test_a_core_that_does_not_answer_in_time_is_unavailable() -> None:
 
     with pytest.raises(RuntimeUnavailableError, match="has not answered within"):
         await CoreLink(never, answer_seconds=0.01).describe()
+
+
+async def test_an_engine_that_ends_is_unavailable_with_what_it_said(
+    app: FastAPI, client: httpx.AsyncClient
+) -> None:
+    async def call(*arguments: object) -> None:
+        # As vLLM hands on what a method of the core raised.
+        raise RuntimeError("Call to kvserving_apply method failed: the engine ends")
+
+    registry = CollectorRegistry()
+    app.state.kvserving = RuntimeAPI(CoreLink(call), IdleProbe(), TOKEN, RuntimeMetrics(registry))
+    answer = await client.patch("/runtime", json={"kv_cache_dtype": "int4", "change_id": "a"})
+    assert answer.status_code == 503
+    assert answer.json()["error"]["message"].endswith("the engine ends")
+    labels = {"knob": "kv_cache_dtype", "result": "Unavailable"}
+    assert registry.get_sample_value("kvserving:changes_total", labels) == 1
 
 
 async def test_a_refused_deployment_says_why() -> None:

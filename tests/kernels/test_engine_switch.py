@@ -265,5 +265,8 @@ async def test_an_engine_that_lost_its_cache_ends_instead_of_answering(
     fault.at("allocate", times=2)
     document = {"kv_cache_dtype": "int4", "change_id": "lost"}
     answer = await client.patch(RUNTIME, json=document)
-    assert answer.status_code in (500, 503)
+    assert answer.status_code == 503
+    message = answer.json()["error"]["message"]
+    assert "cannot be restored" in message
+    assert "in force" not in message
     assert await asyncio.to_thread(engine.process.wait, 300) is not None

@@ -1,5 +1,7 @@
 """Arithmetic of StreamingLLM and reading of eviction settings."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,3 +157,15 @@ def test_a_wrong_setting_is_refused_with_what_would_work(
     assert refused.value.field == field
     assert words in str(refused.value)
     assert str(refused.value).startswith(f"{field}: expected ")
+
+
+def test_the_docs_promise_what_the_engines_tests_ask_for() -> None:
+    root = Path(__file__).parents[2]
+    [promised] = re.findall(r"to within ([\d.]+\d)", (root / "docs/eviction.md").read_text())
+    tests = (root / "tests/kernels/test_engine_eviction.py").read_text()
+    [asked] = re.findall(r"^EXACT = (\S+)$", tests, re.MULTILINE)
+    assert float(promised) == float(asked)
+    # Every comparison that is meant goes by it.
+    compared = re.findall(r"assert worst\(.*\) < (\S+)", tests)
+    assert compared
+    assert set(compared) == {"EXACT"}

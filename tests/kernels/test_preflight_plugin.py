@@ -59,7 +59,10 @@ def test_settings_that_the_plugin_does_not_take_are_refused(
         ),
         ('--speculative-config={"method":"ngram"}', {}, "speculative"),
         ("--spec-method=ngram", {}, "speculative"),
-        ("--kv-transfer-config={}", {}, "KV connectors"),
+        ("--kv-transfer-config={}", {}, "--kv-transfer-config"),
+        ("--kv-transfer-config.kv_connector=x", {}, "--kv-transfer-config"),
+        ("--kv-offloading-size 4", {}, "--kv-offloading-size"),
+        ("--kv_offloading_size=4", {}, "--kv-offloading-size"),
         ("-tp 4 --decode-context-parallel-size 2", {}, "context parallelism"),
     ],
 )

@@ -222,7 +222,82 @@ def test_a_pace_learns_from_the_last_slice_but_not_too_much() -> None:
     assert pace.tokens == 1
     assert pause_seconds(0.1, users=False) == 0
     assert pause_seconds(0.1, users=True, users_share=0.5) == pytest.approx(0.1)
-    assert pause_seconds(1000.0, users=True) < IDLE_SECONDS / 2
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.1, 2.5, 20.0, 100.0, 1000.0])
+def test_users_have_their_share_however_long_a_slice_takes(seconds: float) -> None:
+    pause = pause_seconds(seconds, users=True)
+    assert seconds / (seconds + pause) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("seconds", [2.5, 20.0, 100.0])
+def test_a_probe_in_a_long_pause_is_not_left_behind(seconds: float) -> None:
+    engine = FakeEngine()
+    engine.users, engine.seconds_per_token = True, seconds / CHUNK_TOKENS
+    prober = Prober(engine, engine.clock)
+    prober.begin("a", document())
+    pause = prober.advance("a")["pause_seconds"]
+    engine.now += pause + IDLE_SECONDS - 1
+    assert prober.begin("b", document())["outcome"] == "Busy"
+    engine.now += 2
+    assert prober.begin("b", document())["outcome"] == "Running"
+
+
+def _work(engine: FakeEngine, prober: Prober, seconds: float, kind: str) -> float:
+    """Drive probes of one slice, one after the other; returns the share of time that they took."""
+    began, worked = engine.now, 0.0
+    answer: dict[str, Any] = {"outcome": "Done"}
+    while engine.now - began < seconds:
+        before = engine.now
+        if answer["outcome"] == "Running":
+            answer = prober.advance("a")
+        else:
+            answer = prober.begin("a", document(tokens=9))
+        worked += engine.now - before
+        if kind == "hangs up":
+            prober.end("a")
+            answer = {"pause_seconds": 0.0, "outcome": "Done"}
+        # Who has an answer may ask for the next at once; only a pause is kept.
+        elif answer["outcome"] in ("Running", "Waiting"):
+            engine.now += answer["pause_seconds"]
+        engine.now += 0.001
+    return worked / (engine.now - began)
+
+
+@pytest.mark.parametrize("kind", ["done", "fails", "refused", "hangs up"])
+def test_probes_one_after_the_other_leave_users_their_share(kind: str) -> None:
+    class Slow(FakeEngine):
+        def open(self, dtype: str, tokens: int) -> None:
+            self.now += 0.05
+            if kind == "refused":
+                raise ProbeRefusedError("no room")
+
+        def feed(self, token_ids: Any, targets: Any, position: int, size: int) -> list[float]:
+            self.now += 0.05
+            if kind == "fails":
+                raise RuntimeError("out of memory")
+            return [0.0] * len(targets)
+
+        def close(self) -> None:
+            self.now += 0.01 if self.is_open else 0.0
+
+    engine = Slow()
+    engine.users = True
+    share = _work(engine, Prober(engine, engine.clock), 100.0, kind)
+    assert 0.1 < share <= 0.2
+    engine.users = False
+    assert _work(engine, Prober(engine, engine.clock), 100.0, kind) > 0.5
+
+
+def test_what_users_are_owed_is_not_waited_for_once_they_have_gone() -> None:
+    engine = FakeEngine()
+    engine.users, engine.seconds_per_token = True, 0.01
+    prober = Prober(engine, engine.clock)
+    run(prober, engine, document(tokens=9))
+    waits = prober.begin("b", document())
+    assert (waits["outcome"], waits["pause_seconds"]) == ("Waiting", pytest.approx(0.32))
+    engine.users = False
+    assert prober.begin("b", document())["outcome"] == "Running"
 
 
 def test_a_second_probe_is_turned_away_until_the_first_has_ended() -> None:

@@ -227,6 +227,37 @@ async def test_the_pause_that_the_core_asks_for_is_kept(
     caller.cancel()
 
 
+async def test_a_probe_that_comes_early_begins_once_users_have_had_their_share(
+    link: FakeLink, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    firsts = [{"outcome": "Waiting", "pause_seconds": 0.0}] * 2 + [RUNNING]
+    began: list[str] = []
+
+    async def begin(probe_id: str, document: object) -> dict[str, Any]:
+        began.append(probe_id)
+        return firsts[len(began) - 1]
+
+    async def advance(probe_id: str) -> dict[str, Any]:
+        return link.answers.pop(0)
+
+    monkeypatch.setattr(link, "begin_probe", begin)
+    monkeypatch.setattr(link, "advance_probe", advance)
+    answer = await ProbeRequests(link, RuntimeMetrics(registry)).answer(ASKED, present)
+    assert answer.status_code == 200
+    assert (len(began), len(set(began))) == (3, 1)
+
+
+async def test_a_caller_that_hangs_up_while_its_probe_waits_begins_none(
+    link: FakeLink, registry: CollectorRegistry
+) -> None:
+    async def gone() -> bool:
+        return True
+
+    link.first = {"outcome": "Waiting", "pause_seconds": 0.0}
+    await ProbeRequests(link, RuntimeMetrics(registry)).answer(ASKED, gone)
+    assert (len(link.begun), len(link.answers), len(link.ended)) == (1, 2, 1)
+
+
 async def test_a_deployment_without_one_core_says_why() -> None:
     link = RefusedLink("two cores")
     with pytest.raises(RuntimeUnavailableError, match="two cores"):

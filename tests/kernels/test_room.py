@@ -93,6 +93,7 @@ class FakeCore:
         cache = SimpleNamespace(
             cache_dtype="auto", block_size=BLOCK, num_gpu_blocks_override=None,
             kv_sharing_fast_prefill=False, user_specified_block_size=True,
+            kv_offloading_size=None,
         )  # fmt: skip
         parallel = SimpleNamespace(prefill_context_parallel_size=1, decode_context_parallel_size=1)
         self.vllm_config = SimpleNamespace(

@@ -106,3 +106,15 @@ def parse_change(document: object, envelope: Envelope) -> Change:
         expected = f"at least one of {', '.join(envelope)}"
         raise InvalidChangeError("body", expected, "no setting")
     return Change(change_id, MappingProxyType(values))
+
+
+def told(document: object, valid: bool) -> str:
+    """A change as a log has it: known fields by name, and what a `valid` one wants of each.
+
+    What a caller wrote besides, or wrote wrongly, has no place in a log: it may be long, or secret.
+    """
+    fields = document if isinstance(document, Mapping) else {}
+    known = [knob for knob in KNOBS if knob in fields]
+    if not valid:
+        return ", ".join(known) or "no known field"
+    return ", ".join(f"{name}: {shown(fields[name])}" for name in ("change_id", *known))

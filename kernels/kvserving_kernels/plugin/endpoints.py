@@ -23,7 +23,7 @@ from kvserving_kernels.plugin.changes import KNOBS
 from kvserving_kernels.plugin.controller import Outcome
 from kvserving_kernels.plugin.drain import DrainMiddleware, drain_file
 from kvserving_kernels.plugin.follow import follow
-from kvserving_kernels.plugin.link import EngineLink, RefusedLink
+from kvserving_kernels.plugin.link import ANSWER_SECONDS, EngineLink, RefusedLink, not_answered
 from kvserving_kernels.plugin.metrics import RuntimeMetrics
 from kvserving_kernels.plugin.probe_requests import Gone, ProbeRequests
 from kvserving_kernels.plugin.readiness import EngineProbe, Readiness
@@ -43,14 +43,23 @@ class RuntimeAPI:
     """State and answers of the routes, apart from how they reach an engine."""
 
     def __init__(
-        self, link: EngineLink, probe: EngineProbe, token: str, metrics: RuntimeMetrics
+        self,
+        link: EngineLink,
+        probe: EngineProbe,
+        token: str,
+        metrics: RuntimeMetrics,
+        answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
         self._link = link
-        self._token = token.encode()
+        self._probe = probe
+        self._answer_seconds = answer_seconds
+        # A file's last newline comes along, and no header can have it.
+        self._token = token.strip().encode()
         self._metrics = metrics
         self._readiness = Readiness(probe, time.monotonic, metrics.count_completion)
         self._probes = ProbeRequests(link, metrics)
         self._change: asyncio.Task[dict[str, Any]] | None = None
+        self._asked: object = None
 
     async def start(self) -> None:
         """Show the engine's state in the metrics from the first scrape on."""
@@ -80,16 +89,37 @@ class RuntimeAPI:
         return JSONResponse(document)
 
     async def patch(self, document: object) -> JSONResponse:
-        """Apply a change, unless one is under way."""
-        if self._change is not None:
-            return self._conflict(document)
-        self._change = asyncio.create_task(self._link.apply(document))
-        # A caller that hangs up must not cut a change off in the middle.
-        self._change.add_done_callback(self._finish)
+        """Apply a change, unless another is under way, be it one that nobody waits for any more.
+
+        Who repeats the one under way waits for it too.
+        """
+        change = self._change
+        repeats = change is not None and document == self._asked
+        if change is None:
+            self._asked = document
+            change = self._change = asyncio.create_task(self._link.apply(document))
+            change.add_done_callback(self._finish)
+        else:
+            # A core that is dead answers nothing, nor ends what it was asked for.
+            dead = self._probe.dead_reason()
+            if dead is not None:
+                return self._unavailable(document, dead)
+            if not repeats:
+                return self._conflict(document)
+        # A caller that hangs up, or has waited enough, must not cut a change off in the middle.
+        await asyncio.wait({change}, timeout=self._answer_seconds)
+        if not change.done():
+            message = (
+                f"{not_answered(self._answer_seconds)}; the change may still be carried out: "
+                "repeat it with its change_id"
+            )
+            return self._unavailable(document, message)
         try:
-            answer = await asyncio.shield(self._change)
+            answer = change.result()
         except RuntimeUnavailableError as error:
-            return self._counted(document, "Unavailable", _error(503, str(error)))
+            return self._unavailable(document, str(error))
+        if repeats and answer["outcome"] == Outcome.APPLIED.value:
+            answer = {**answer, "outcome": Outcome.REPEATED.value}
         return self._answer(document, answer)
 
     async def probe(self, document: object, gone: Gone) -> JSONResponse:
@@ -112,15 +142,21 @@ class RuntimeAPI:
         if not change.cancelled():
             change.exception()
 
+    def _unavailable(self, document: object, message: str) -> JSONResponse:
+        return self._counted(document, "Unavailable", _error(503, message))
+
     def _conflict(self, document: object) -> JSONResponse:
-        return self._counted(document, "Busy", _error(409, "another change is being carried out"))
+        return self._counted(
+            document, Outcome.BUSY.value, _error(409, "another change is being carried out")
+        )
 
     def _answer(self, document: object, answer: Mapping[str, Any]) -> JSONResponse:
         outcome = Outcome(answer["outcome"])
         if outcome is Outcome.INVALID:
             response = JSONResponse({"error": answer["error"]}, status_code=422)
-        elif outcome is Outcome.FAILED:
-            response = JSONResponse({"error": answer["error"]}, status_code=500)
+        elif outcome in (Outcome.FAILED, Outcome.BUSY):
+            status = 500 if outcome is Outcome.FAILED else 409
+            response = JSONResponse({"error": answer["error"]}, status_code=status)
         else:
             self._metrics.show(answer["runtime"])
             response = JSONResponse(answer["runtime"])

@@ -1,10 +1,12 @@
 """The HTTP server's side of the engine core: ask it, with a limit on the wait.
 
 The core answers between two steps. A long prefill may hold an answer up for seconds, a hung core
-for ever, so every question has a time-out and says so instead of blocking a caller.
+for ever, so every question has a time-out and says so instead of blocking a caller. Only a change
+is waited for until it has ended: whoever asks for one decides how long its own caller waits.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
@@ -17,6 +19,11 @@ Call = Callable[..., Awaitable[Any]]
 """Calls a method of the engine core by name."""
 
 
+def not_answered(seconds: float) -> str:
+    """What is said of a core that takes longer to answer."""
+    return f"the engine core has not answered within {seconds:g} s"
+
+
 class EngineLink(Protocol):
     """What the HTTP API needs of the engine core."""
 
@@ -25,7 +32,7 @@ class EngineLink(Protocol):
         ...
 
     async def apply(self, document: object) -> dict[str, Any]:
-        """The controller's answer to a change; raises RuntimeUnavailableError."""
+        """The controller's answer to a change that has ended; RuntimeUnavailableError if none."""
         ...
 
     async def begin_probe(self, probe_id: str, document: object) -> dict[str, Any]:
@@ -44,8 +51,14 @@ class EngineLink(Protocol):
 class CoreLink:
     """An engine core that answers by method name."""
 
-    def __init__(self, call: Call, answer_seconds: float = ANSWER_SECONDS) -> None:
+    def __init__(
+        self,
+        call: Call,
+        answer_seconds: float = ANSWER_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._call = call
+        self._clock = clock
         self._answer_seconds = answer_seconds
 
     async def describe(self) -> dict[str, Any]:
@@ -54,8 +67,10 @@ class CoreLink:
         return answer
 
     async def apply(self, document: object) -> dict[str, Any]:
-        """The controller's answer to a change."""
-        answer: dict[str, Any] = await self._ask("kvserving_apply", document)
+        """The controller's answer to a change, however long it takes."""
+        # On Linux all processes of a machine have this clock in common.
+        asked_at = self._clock()
+        answer: dict[str, Any] = await self._answer("kvserving_apply", document, asked_at)
         return answer
 
     async def begin_probe(self, probe_id: str, document: object) -> dict[str, Any]:
@@ -75,12 +90,13 @@ class CoreLink:
     async def _ask(self, method: str, *arguments: object) -> Any:
         try:
             async with asyncio.timeout(self._answer_seconds):
-                return await self._call(method, *arguments)
+                return await self._answer(method, *arguments)
         except TimeoutError as error:
-            raise RuntimeUnavailableError(
-                f"the engine core has not answered within {self._answer_seconds:g} s; a change "
-                "that was asked for may still be carried out: repeat it with its change_id"
-            ) from error
+            raise RuntimeUnavailableError(not_answered(self._answer_seconds)) from error
+
+    async def _answer(self, method: str, *arguments: object) -> Any:
+        try:
+            return await self._call(method, *arguments)
         # vLLM reports a dead core, and whatever the core raised, as bare exceptions.
         except Exception as error:
             raise RuntimeUnavailableError(f"the engine core cannot answer: {error}") from error

@@ -13,9 +13,6 @@ SLICE_SECONDS: Final = 0.1
 USERS_SHARE: Final = 0.8
 """Share of the time that is left to users' requests while there are any."""
 
-MOST_PAUSE_SECONDS: Final = 10.0
-"""Longest pause, well below the time after which a probe counts as left behind."""
-
 MOST_GROWTH: Final = 4.0
 """A slice has at most so many times the tokens of the one before: short ones are timed badly."""
 
@@ -37,4 +34,4 @@ def pause_seconds(took_seconds: float, users: bool, users_share: float = USERS_S
     """How long to wait after a slice so that users have their share; none while there are none."""
     if not users:
         return 0.0
-    return min(MOST_PAUSE_SECONDS, took_seconds * users_share / (1 - users_share))
+    return took_seconds * users_share / (1 - users_share)

@@ -59,12 +59,15 @@ class ProbeRequests:
     async def _drive(self, probe_id: str, document: object, gone: Gone) -> JSONResponse:
         deadline = self._clock() + self._probe_seconds
         answer = await self._link.begin_probe(probe_id, document)
-        while answer["outcome"] == ProbeOutcome.RUNNING.value:
+        while answer["outcome"] in (ProbeOutcome.RUNNING.value, ProbeOutcome.WAITING.value):
             await asyncio.sleep(answer["pause_seconds"])
             if await gone():
                 return _error(499, "the caller hung up")
             if self._clock() > deadline:
                 return _error(503, f"the probe took longer than {self._probe_seconds:g} s")
+            if answer["outcome"] == ProbeOutcome.WAITING.value:
+                answer = await self._link.begin_probe(probe_id, document)
+                continue
             answer = await self._link.advance_probe(probe_id)
             self._count(answer)
         outcome = ProbeOutcome(answer["outcome"])

@@ -2,6 +2,7 @@
 
 Whoever asked drives it: every slice is a call of its own, so that the core steps users' requests
 in between, and a probe that nobody drives any more costs nothing but its memory until it is ended.
+What users are owed after the last slice outlives the probe: the next one waits for it.
 """
 
 import math
@@ -23,7 +24,7 @@ to have the same answer, however busy the engine is. A pass of fewer costs hardl
 """
 
 IDLE_SECONDS: Final = 60.0
-"""After so long without a slice a probe counts as left behind, and another may take its place."""
+"""A probe whose slice is overdue for so long counts as left behind, and another takes its place."""
 
 
 class ProbeEngine(Protocol):
@@ -72,6 +73,7 @@ class ProbeOutcome(StrEnum):
     """What became of a call."""
 
     RUNNING = "Running"
+    WAITING = "Waiting"
     DONE = "Done"
     INVALID = "Invalid"
     BUSY = "Busy"
@@ -84,7 +86,7 @@ class ProbeOutcome(StrEnum):
 class _Run:
     probe_id: str
     probe: Probe
-    at: float
+    due: float = math.inf
     position: int = 0
     logprobs: list[float] = field(default_factory=list)
     chunks: Pace = field(default_factory=Pace)
@@ -99,13 +101,28 @@ class Prober:
         self._clock = clock
         self._run: _Run | None = None
         self._ended = ""
+        self._users_until = -math.inf
 
     def begin(self, probe_id: str, document: object) -> dict[str, Any]:
-        """Take a probe on, under the caller's name for it."""
-        if self._run is not None and self._clock() - self._run.at < IDLE_SECONDS:
-            return _error(ProbeOutcome.BUSY, "another probe is running")
+        """Take a probe on, under the caller's name for it.
+
+        `Waiting` asks to begin again after a pause, which users are owed from the probe before.
+        """
         began = self._clock()
+        if self._run is not None and began - self._run.due < IDLE_SECONDS:
+            return _error(ProbeOutcome.BUSY, "another probe is running")
+        if began < self._users_until and self._engine.has_users():
+            pause = self._users_until - began
+            return {"outcome": ProbeOutcome.WAITING.value, "pause_seconds": pause}
         self._close()
+        answer = self._take_on(probe_id, document)
+        pause = self._owe(began)
+        if self._run is None:
+            return answer
+        self._run.due = self._users_until
+        return {**answer, "pause_seconds": pause}
+
+    def _take_on(self, probe_id: str, document: object) -> dict[str, Any]:
         try:
             probe = parse_probe(document, self._engine.limits())
             # The last token is only a target.
@@ -118,8 +135,8 @@ class Prober:
         except Exception as error:
             self._engine.close()
             return _error(ProbeOutcome.FAILED, f"{type(error).__name__}: {error}")
-        self._run = _Run(probe_id, probe, self._clock())
-        return {"outcome": ProbeOutcome.RUNNING.value, "pause_seconds": self._pause(began)}
+        self._run = _Run(probe_id, probe)
+        return {"outcome": ProbeOutcome.RUNNING.value}
 
     def advance(self, probe_id: str) -> dict[str, Any]:
         """Compute one slice. The last one's answer has the result."""
@@ -131,18 +148,21 @@ class Prober:
             tokens = self._slice(run)
         except Exception as error:
             self._close()
+            self._owe(began)
             return _error(ProbeOutcome.FAILED, f"{type(error).__name__}: {error}")
-        run.at = self._clock()
+        pause = self._owe(began)
+        run.due = self._users_until
         answer = {
             "outcome": ProbeOutcome.RUNNING.value,
             "tokens": tokens,
             "dtype": run.probe.dtype,
             "form": run.probe.form.value,
-            "pause_seconds": self._pause(began),
+            "pause_seconds": pause,
         }
         if run.position < len(run.probe.token_ids) - 1:
             return answer
         self._close()
+        self._owe(began)
         if not all(math.isfinite(value) for value in run.logprobs):
             message = "the model gave likelihoods that are not finite"
             return _error(ProbeOutcome.FAILED, message, reason=NOT_FINITE)
@@ -159,8 +179,12 @@ class Prober:
             self._close()
             self._ended = reason
 
-    def _pause(self, began: float) -> float:
-        return pause_seconds(self._clock() - began, self._engine.has_users())
+    def _owe(self, began: float) -> float:
+        """Note until when users have their share of the time since; returns how long that is."""
+        now = self._clock()
+        pause = pause_seconds(now - began, self._engine.has_users())
+        self._users_until = now + pause
+        return pause
 
     def _close(self) -> None:
         self._run, self._ended = None, ""

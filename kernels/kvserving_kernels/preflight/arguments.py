@@ -47,6 +47,8 @@ class Settings:
     speculates: bool = False
     transfers: bool = False
     """Whether a KV connector is named."""
+    offloads: bool = False
+    """Whether a size is given, from which vLLM makes a KV connector."""
     has_other_config: bool = False
     """Whether the model's config.json is not, or not all of, what the engine goes by."""
     plugin: PluginSettings = field(default_factory=PluginSettings)
@@ -81,6 +83,7 @@ def read_settings(arguments: Sequence[str]) -> Settings:
         is_context_parallel=_has(arguments, *_CONTEXT_PARALLEL),
         speculates=_has(arguments, "--speculative", "--spec-", "-sc"),
         transfers=_has(arguments, "--kv-transfer-config"),
+        offloads=_has(arguments, "--kv-offloading-size"),
         has_other_config=_has(arguments, *_OTHER_CONFIGS),
         plugin=plugin,
         plugin_error=plugin_error,

@@ -57,6 +57,8 @@ def _against(settings: Settings, host: Host, model: ModelConfig | None) -> Itera
         yield "speculative decoding is not supported: leave out --speculative-config"
     if settings.transfers:
         yield "KV connectors are not supported: leave out --kv-transfer-config"
+    if settings.offloads:
+        yield "KV connectors are not supported: leave out --kv-offloading-size"
     if settings.is_context_parallel:
         yield "context parallelism is not supported: use --tensor-parallel-size"
     if model is not None and model.is_latent and not host.is_set("VLLM_MLA_DISABLE"):

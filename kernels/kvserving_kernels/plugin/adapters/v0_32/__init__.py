@@ -35,7 +35,7 @@ def install(named: bool) -> None:
     EngineCore.kvserving_probe_end = probing.end
     selection.install(current_platform, guarded=named)
     if current_platform.is_cpu():
-        warming.compile_before_models(current_platform)
+        warming.compile_before_models(current_platform, named)
     if named and current_platform.is_cpu() and len(os.sched_getaffinity(0)) <= FEW_PROCESSORS:
         waiting.sleep_at_once()
 

@@ -1,6 +1,7 @@
 """The engine core as the runtime API sees it: what is in force, what may change, what fits."""
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -19,8 +20,8 @@ from kvserving_kernels.plugin.adapters.v0_32.selection import (
 )
 from kvserving_kernels.plugin.adapters.v0_32.switch import cache_of, switch_cache
 from kvserving_kernels.plugin.adapters.v0_32.switchable import switchable_dtypes
-from kvserving_kernels.plugin.changes import Choices, Envelope, IntegerRange, Value
-from kvserving_kernels.plugin.controller import RuntimeController
+from kvserving_kernels.plugin.changes import Choices, Envelope, IntegerRange, Value, told
+from kvserving_kernels.plugin.controller import Outcome, RuntimeController
 from kvserving_kernels.plugin.document import (
     Capacity,
     Counters,
@@ -38,11 +39,12 @@ def describe(core: Any) -> dict[str, Any]:
     return _controller(core).describe()
 
 
-# No annotation on `document`: vLLM would convert the argument to it, and validation is ours.
-def apply(core, document):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+# No annotations: vLLM would convert the arguments to them, and validation is ours.
+def apply(core, document, asked_at=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
     """`EngineCore.kvserving_apply`."""
-    answer = _controller(core).apply(document)
-    logger.info("kvserving: change %s: %s", document, answer["outcome"])
+    answer = _controller(core).apply(document, asked_at)
+    outcome = answer["outcome"]
+    logger.info("kvserving: change (%s): %s", told(document, outcome != Outcome.INVALID), outcome)
     return answer
 
 
@@ -197,6 +199,6 @@ def _capacity(config: Any, kv_cache: Any) -> Capacity:
 def _controller(core: Any) -> RuntimeController:
     controller: RuntimeController | None = getattr(core, "_kvserving_controller", None)
     if controller is None:
-        controller = RuntimeController(Engine(core), lambda: datetime.now(UTC))
+        controller = RuntimeController(Engine(core), lambda: datetime.now(UTC), time.monotonic)
         core._kvserving_controller = controller
     return controller

@@ -70,6 +70,11 @@ def own_eviction(vllm_config: Any) -> Eviction:
     return read_settings(vllm_config.additional_config).eviction
 
 
+def is_asked_for(vllm_config: Any) -> bool:
+    """Whether an engine has a setting of ours."""
+    return own_dtype(vllm_config) is not None or own_eviction(vllm_config) != NO_EVICTION
+
+
 def set_cache(vllm_config: Any, dtype: str, eviction: Eviction) -> None:
     """Write format and eviction into a configuration, as the flags would have."""
     additional = dict(vllm_config.additional_config or {})
@@ -149,6 +154,9 @@ def _why_not_paged(vllm_config: Any) -> str | None:
     model = vllm_config.model_config
     if vllm_config.speculative_config is not None:
         return "speculative decoding is not supported: leave out --speculative-config"
+    # From the size vLLM makes the connector only after the platform has looked.
+    if vllm_config.cache_config.kv_offloading_size is not None:
+        return "KV connectors are not supported: leave out --kv-offloading-size"
     if vllm_config.kv_transfer_config is not None:
         return "KV connectors are not supported: leave out --kv-transfer-config"
     if vllm_config.parallel_config.decode_context_parallel_size > 1:
@@ -175,7 +183,7 @@ def _wrap_check(owner: Any, accelerator: str, guarded: bool) -> None:
 
         model = vllm_config.model_config
         own, eviction = own_dtype(vllm_config), own_eviction(vllm_config)
-        if guarded or own is not None or eviction != NO_EVICTION:
+        if guarded or is_asked_for(vllm_config):
             check_kv_dtype(
                 vllm_config.cache_config.cache_dtype,
                 accelerator,

@@ -7,7 +7,8 @@ cache back; if that fails too, the engine ends, so that it is restarted instead 
 nonsense. No block survives, so what was computed under another policy is never found again.
 
 Relied on: `Scheduler.reset_prefix_cache`, `GPUModelRunner._cleanup_profiling_kv_cache` and its
-counterpart's attributes, `EngineCore._initialize_kv_caches`, and the arguments of `KVCacheManager`.
+counterpart's attributes, `EngineCore._initialize_kv_caches`, the arguments of `KVCacheManager`, and
+`BlockPool.kv_event_queue`.
 """
 
 import gc
@@ -17,9 +18,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kvserving_kernels.errors import SwitchError, UnsupportedEngineError
+from kvserving_kernels.errors import EngineEndsError, SwitchError, UnsupportedEngineError
 from kvserving_kernels.eviction import NO_EVICTION, Eviction, StreamingLLM
 from kvserving_kernels.formats import LAYOUTS, KVCacheDType
+from kvserving_kernels.plugin.adapters.v0_32 import randomness
 from kvserving_kernels.plugin.adapters.v0_32.selection import (
     BACKEND_CLASSES,
     effective_dtype,
@@ -49,7 +51,9 @@ def cache_of(vllm_config: Any) -> Cache:
 def switch_cache(core: Any, cache: Cache) -> float:
     """Have another KV cache from the next step on; returns how long it took, in seconds.
 
-    SwitchError where it failed and the old one is in force again.
+    SwitchError where it failed and the old one is in force again, EngineEndsError where a step
+    that was under way failed, which ends the engine as it does without a switch, or where the old
+    cache could not be restored either.
     """
     before = cache_of(core.vllm_config)
     began = time.monotonic()
@@ -60,23 +64,29 @@ def switch_cache(core: Any, cache: Cache) -> float:
     # Whatever a worker raises, the engine must serve on with what it had.
     except Exception as error:
         logger.exception("kvserving: switch from %s to %s failed", before, cache)
-        _return_to(core, before)
+        _return_to(core, before, f"{cache}: {error}")
         raise SwitchError(f"{cache}: {error}; {before} is in force again") from error
     took = time.monotonic() - began
     logger.info("kvserving: switched from %s to %s in %.3f s", before, cache, took)
     return took
 
 
-def _return_to(core: Any, cache: Cache) -> None:
+def _return_to(core: Any, cache: Cache, problem: str) -> None:
     try:
         _lay_out(core, cache)
-    except Exception:
+    except Exception as error:
         logger.exception("kvserving: %s cannot be restored: the engine ends", cache)
         _end(core)
-        raise
+        raise EngineEndsError(
+            f"{problem}; {cache} cannot be restored ({type(error).__name__}: {error}): "
+            "the engine ends"
+        ) from error
 
 
 def _end(core: Any) -> None:
+    # A core in its caller's own process ends with the error that the caller gets.
+    if not hasattr(core, "input_queue"):
+        return
     from vllm.v1.engine import EngineCoreRequestType
 
     core.input_queue.put_nowait((EngineCoreRequestType.EXECUTOR_FAILED, b""))
@@ -101,6 +111,13 @@ def _finish_steps_under_way(core: Any) -> None:
     try:
         while core.batch_queue:
             step()
+    # Its batch has left the queue without being counted: its requests would wait for ever.
+    except Exception as error:
+        logger.exception("kvserving: a step under way failed: the engine ends")
+        _end(core)
+        raise EngineEndsError(
+            f"a step that was under way failed ({type(error).__name__}: {error}): the engine ends"
+        ) from error
     finally:
         core.scheduler.set_pause_state(state)
 
@@ -108,6 +125,7 @@ def _finish_steps_under_way(core: Any) -> None:
 def _lay_out(core: Any, cache: Cache) -> None:
     """Give workers and scheduler an empty cache."""
     set_cache(core.vllm_config, cache.dtype, cache.eviction)
+    core.model_executor.collective_rpc(randomness.remember)
     core.model_executor.collective_rpc(partial(prepare_worker, cache=cache))
     available = core.available_gpu_memory_for_kv_cache
     executor = core.model_executor
@@ -118,6 +136,7 @@ def _lay_out(core: Any, cache: Cache) -> None:
     finally:
         del executor.determine_available_memory
     _adopt(core, kv_cache)
+    executor.collective_rpc(randomness.restore)
 
 
 def _workers(core: Any) -> int:
@@ -135,8 +154,7 @@ def _adopt(core: Any, kv_cache: Any) -> None:
         raise UnsupportedEngineError(
             f"block size: expected {scheduler.block_size} as before, got {sizes[0]}"
         )
-    scheduler.kv_cache_config = kv_cache
-    scheduler.kv_cache_manager = KVCacheManager(
+    manager = KVCacheManager(
         kv_cache_config=kv_cache,
         max_model_len=scheduler.max_model_len,
         max_in_flight_tokens=config.max_in_flight_tokens,
@@ -155,6 +173,9 @@ def _adopt(core: Any, kv_cache: Any) -> None:
             scheduler.cache_config.enable_mamba_shared_prefix_checkpoint
         ),
     )
+    # Whoever routes by prefixes must hear what became of the old blocks: that all were cleared.
+    manager.block_pool.kv_event_queue += scheduler.kv_cache_manager.take_events()
+    scheduler.kv_cache_config, scheduler.kv_cache_manager = kv_cache, manager
     scheduler.needs_kv_cache_zeroing = kv_cache.needs_kv_cache_zeroing
     core._initialize_effective_attention_block_size()
 

@@ -1,0 +1,301 @@
+"""A switch of the KV cache apart from an engine: what is lost, what is kept, and what ends."""
+
+import queue
+import random
+import sys
+from collections import deque
+from contextlib import nullcontext
+from functools import partial
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvserving_kernels.errors import EngineEndsError, SwitchError
+from kvserving_kernels.eviction import NO_EVICTION
+from kvserving_kernels.plugin.adapters.v0_32 import switch
+from kvserving_kernels.plugin.adapters.v0_32.switch import Cache, switch_cache
+
+INT4 = Cache("int4", NO_EVICTION)
+FAILED = ("EXECUTOR_FAILED", b"")
+
+
+class FakeCore:
+    """An engine core with steps under way, of which each does as it is told."""
+
+    def __init__(self, *steps: Exception | None) -> None:
+        self.vllm_config = SimpleNamespace(
+            model_config=SimpleNamespace(dtype="torch.bfloat16"),
+            cache_config=SimpleNamespace(cache_dtype="auto"),
+            additional_config={},
+        )
+        self.batch_queue = deque(steps)
+        self.input_queue: queue.Queue[object] = queue.Queue()
+        self.pauses: list[str] = []
+        self.reset = False
+        self.pause_state = "UNPAUSED"
+        self.scheduler: Any = self
+
+    def set_pause_state(self, state: str) -> None:
+        """Remember it."""
+        self.pause_state = state
+        self.pauses.append(state)
+
+    def _process_engine_step(self) -> None:
+        error = self.batch_queue.pop()
+        if error is not None:
+            raise error
+
+    def step_fn(self) -> None:
+        """A step of a core in its caller's process."""
+        self._process_engine_step()
+
+    def has_unfinished_requests(self) -> bool:
+        """None."""
+        return False
+
+    def reset_prefix_cache(self, reset_running_requests: bool) -> None:
+        """Requests went back to the queue."""
+        self.reset = reset_running_requests
+
+    def told(self) -> list[object]:
+        """What came to the core's own queue."""
+        return [self.input_queue.get_nowait() for _ in range(self.input_queue.qsize())]
+
+
+class InProcessCore(FakeCore):
+    """A core that its caller steps itself."""
+
+    _process_engine_step = None  # type: ignore[assignment]
+
+    def __init__(self, *steps: Exception | None) -> None:
+        super().__init__(*steps)
+        del self.input_queue
+
+    def step_fn(self) -> None:
+        """A step, called by the caller."""
+        FakeCore._process_engine_step(self)
+
+
+def _module(monkeypatch: pytest.MonkeyPatch, name: str, **contents: object) -> None:
+    """Stand for a module of vLLM's, with the packages that it is in."""
+    parts = name.split(".")
+    for end in range(1, len(parts) + 1):
+        package = ".".join(parts[:end])
+        if package not in sys.modules:
+            monkeypatch.setitem(sys.modules, package, ModuleType(package))
+    for key, value in contents.items():
+        monkeypatch.setattr(sys.modules[name], key, value, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names of vLLM's that a switch needs outside its workers."""
+    pauses = SimpleNamespace(PAUSED_ALL="PAUSED_ALL")
+    _module(monkeypatch, "vllm.v1.core.sched.interface", PauseState=pauses)
+    requests = SimpleNamespace(EXECUTOR_FAILED="EXECUTOR_FAILED")
+    _module(monkeypatch, "vllm.v1.engine", EngineCoreRequestType=requests)
+
+
+@pytest.fixture
+def laid_out(monkeypatch: pytest.MonkeyPatch) -> list[Cache]:
+    """Caches that were laid out, in this order."""
+    caches: list[Cache] = []
+    monkeypatch.setattr(switch, "_lay_out", lambda _, cache: caches.append(cache))
+    return caches
+
+
+def test_steps_under_way_are_finished_before_the_cache_goes(laid_out: list[Cache]) -> None:
+    core = FakeCore(None, None)
+    switch_cache(core, INT4)
+    assert not core.batch_queue
+    assert (core.reset, laid_out, core.told()) == (True, [INT4], [])
+    assert core.pauses == ["PAUSED_ALL", "UNPAUSED"]
+
+
+@pytest.mark.parametrize("steps", [(RuntimeError("worker died"),), (RuntimeError("x"), None)])
+def test_a_step_under_way_that_fails_ends_the_engine(
+    laid_out: list[Cache], steps: tuple[Exception | None, ...]
+) -> None:
+    core = FakeCore(*steps)
+    with pytest.raises(EngineEndsError, match=r"under way failed \(RuntimeError: .*engine ends$"):
+        switch_cache(core, INT4)
+    assert (core.told(), laid_out, core.reset) == ([FAILED], [], False)
+    assert core.pause_state == "UNPAUSED"
+
+
+def test_in_its_callers_process_a_failed_step_is_the_callers_to_see(laid_out: list[Cache]) -> None:
+    with pytest.raises(EngineEndsError, match="worker died"):
+        switch_cache(InProcessCore(RuntimeError("worker died")), INT4)
+    assert laid_out == []
+
+
+def _failing(monkeypatch: pytest.MonkeyPatch, *results: Exception | None) -> None:
+    """Have each layout of a cache, one after the other, fail or not."""
+    left = list(results)
+
+    def lay_out(core: Any, cache: Cache) -> None:
+        error = left.pop(0)
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(switch, "_lay_out", lay_out)
+
+
+def test_a_switch_that_fails_says_what_is_in_force_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = FakeCore()
+    _failing(monkeypatch, MemoryError("full"), None)
+    with pytest.raises(SwitchError, match="full; bfloat16 is in force again"):
+        switch_cache(core, INT4)
+    assert core.told() == []
+
+
+@pytest.mark.parametrize("error", [MemoryError("still full"), RuntimeError("still full")])
+def test_a_cache_that_cannot_be_restored_ends_the_engine(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    core = FakeCore()
+    _failing(monkeypatch, MemoryError("full"), error)
+    with pytest.raises(EngineEndsError) as ends:
+        switch_cache(core, INT4)
+    assert core.told() == [FAILED]
+    assert str(ends.value) == (
+        "int4: full; bfloat16 cannot be restored "
+        f"({type(error).__name__}: still full): the engine ends"
+    )
+
+
+class FakeManager:
+    """vLLM's manager of blocks, as far as its events go."""
+
+    def __init__(self, *events: str, **arguments: object) -> None:
+        self.arguments = arguments
+        self.block_pool = SimpleNamespace(kv_event_queue=list(events))
+
+    def take_events(self) -> list[str]:
+        """All events; from then on there are none."""
+        events = list(self.block_pool.kv_event_queue)
+        self.block_pool.kv_event_queue.clear()
+        return events
+
+
+class Generator:
+    """Random numbers of a library that is not installed here: its state is the next of them."""
+
+    def __init__(self, state: int) -> None:
+        self.state = state
+
+    def get(self) -> int:
+        """Where it is."""
+        return self.state
+
+    def put(self, state: int) -> None:
+        """Go on from there."""
+        self.state = state
+
+
+class BlocksCore(FakeCore):
+    """A core whose scheduler has blocks; laying out fails as often as it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vllm_config.max_in_flight_tokens = 256
+        self.vllm_config.parallel_config = SimpleNamespace(world_size=1)
+        self.calls: list[str] = []
+        self.generators = {name: Generator(7) for name in ("numpy", "torch", "cuda")}
+        self.layouts: list[Exception] = []
+        self.available_gpu_memory_for_kv_cache = 1 << 20
+        self.worker = SimpleNamespace()
+        self.model_executor = SimpleNamespace(collective_rpc=self._call)
+        cache_config = SimpleNamespace(
+            enable_prefix_caching=True, enable_mamba_shared_prefix_checkpoint=False
+        )
+        self.old = FakeManager("BlockStored")
+        self.scheduler = SimpleNamespace(
+            kv_cache_manager=self.old, kv_cache_config=None, block_size=128, hash_block_size=128,
+            max_model_len=1024, cache_config=cache_config, use_eagle_block_drop=False,
+            num_prefill_lookahead=0, log_stats=False, enable_kv_cache_events=True,
+            dcp_world_size=1, kv_metrics_collector=None,
+            scheduler_config=SimpleNamespace(watermark=0.0),
+            reset_prefix_cache=lambda **_: self._manager_events().append("AllBlocksCleared"),
+        )  # fmt: skip
+
+    def _manager_events(self) -> Any:
+        return self.scheduler.kv_cache_manager.block_pool.kv_event_queue
+
+    def _call(self, function: Any) -> None:
+        """The worker has no layers here."""
+        if isinstance(function, partial):
+            self.calls.append(function.func.__name__)
+        else:
+            function(self.worker)
+
+    def _initialize_kv_caches(self, vllm_config: object) -> object:
+        self.calls.append("_initialize_kv_caches")
+        # As vLLM does when it has warmed up.
+        random.seed(0)
+        for generator in self.generators.values():
+            generator.state = 0
+        return SimpleNamespace(needs_kv_cache_zeroing=False)
+
+    def _initialize_effective_attention_block_size(self) -> None:
+        """Not looked at here."""
+
+
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch) -> BlocksCore:
+    core = BlocksCore()
+
+    def manager(**arguments: object) -> FakeManager:
+        error = core.layouts.pop(0) if core.layouts else None
+        if error is not None:
+            raise error
+        return FakeManager(**arguments)
+
+    _module(monkeypatch, "vllm.v1.core.kv_cache_manager", KVCacheManager=manager)
+    _module(
+        monkeypatch,
+        "vllm.v1.core.kv_cache_utils",
+        resolve_kv_cache_block_sizes=lambda *_: (128, 128),
+    )
+    numpy, torch, cuda = (core.generators[name] for name in ("numpy", "torch", "cuda"))
+    numpy_random = SimpleNamespace(get_state=numpy.get, set_state=numpy.put)
+    device = SimpleNamespace(
+        is_available=lambda: True, get_rng_state=cuda.get, set_rng_state=cuda.put
+    )
+    monkeypatch.setitem(sys.modules, "numpy", SimpleNamespace(random=numpy_random))
+    fake = SimpleNamespace(get_rng_state=torch.get, set_rng_state=torch.put, cuda=device)
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    return core
+
+
+def test_what_happened_to_the_old_blocks_is_still_told(blocks: BlocksCore) -> None:
+    switch_cache(blocks, INT4)
+    assert blocks.scheduler.kv_cache_manager is not blocks.old
+    assert blocks.scheduler.kv_cache_manager.take_events() == ["BlockStored", "AllBlocksCleared"]
+    switch_cache(blocks, Cache("bfloat16", NO_EVICTION))
+    assert blocks.scheduler.kv_cache_manager.take_events() == ["AllBlocksCleared"]
+
+
+def test_it_is_told_too_where_the_old_cache_is_restored(blocks: BlocksCore) -> None:
+    blocks.layouts = [MemoryError("full")]
+    with pytest.raises(SwitchError):
+        switch_cache(blocks, INT4)
+    assert blocks.scheduler.kv_cache_manager.take_events() == ["BlockStored", "AllBlocksCleared"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_random_numbers_go_on_after_a_switch(blocks: BlocksCore, fails: bool) -> None:
+    before = random.getstate()
+    for generator in blocks.generators.values():
+        generator.state = 41
+    if fails:
+        blocks.layouts = [MemoryError("full")]
+    with pytest.raises(SwitchError) if fails else nullcontext():
+        switch_cache(blocks, INT4)
+    assert random.getstate() == before
+    assert {generator.state for generator in blocks.generators.values()} == {41}
+    # What was noted is used once: another switch begins where the numbers are by then.
+    blocks.generators["torch"].state = 42
+    switch_cache(blocks, INT4)
+    assert blocks.generators["torch"].state == 42
