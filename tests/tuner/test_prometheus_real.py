@@ -23,7 +23,7 @@ from tunerkit.servers import MetricsServer
 
 pytestmark = pytest.mark.prometheus
 BINARY = os.environ.get("KVSERVING_PROMETHEUS") or shutil.which("prometheus")
-SLOTS = 30
+SLOTS = 40
 """Servers that Prometheus knows from its start: each test takes two that nobody used before."""
 SCRAPE_SECONDS = 0.25
 
@@ -37,6 +37,8 @@ class Prometheus:
 
     def take(self) -> list[MetricsServer]:
         """Two servers of one's own."""
+        if len(self._unused) < 2:
+            pytest.fail(f"more tests than servers: raise SLOTS, which is {SLOTS}")
         taken, self._unused = self._unused[:2], self._unused[2:]
         return taken
 
