@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -37,7 +38,7 @@ def command(interpreter: str, arguments: Sequence[str]) -> str:
     for before, argument in places:
         if "--out" not in (before, argument):
             kept.append(Path(argument).name if argument.startswith("/") else argument)
-    return " ".join(kept)
+    return shlex.join(kept)
 
 
 def machine() -> dict[str, Any]:
