@@ -69,10 +69,10 @@ def commit() -> str:
 
     Where there is no git, as in an engine's image, what the variable COMMIT says.
     """
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
-    if shutil.which(command[0]) is None:
+    describe = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    if shutil.which(describe[0]) is None:
         return os.environ.get("COMMIT", "")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(describe, capture_output=True, text=True, check=False)
     return done.stdout.strip()
 
 

@@ -7,15 +7,7 @@ from typing import Any
 import pytest
 
 from kvserving_tuner.cli import main
-
-LLAMA_8B = {
-    "model_type": "llama",
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "hidden_size": 4096,
-    "torch_dtype": "bfloat16",
-}
+from tunerkit.models import LLAMA_8B
 
 
 @pytest.fixture

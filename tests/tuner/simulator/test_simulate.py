@@ -12,15 +12,8 @@ from kvserving_tuner.simulator.outcome import simulate
 from kvserving_tuner.simulator.settings import EngineSettings
 from kvserving_tuner.simulator.steptimes import StepTimes
 from kvserving_tuner.simulator.workload import Request, Workload
+from tunerkit.models import LLAMA_8B
 
-LLAMA_8B = {
-    "model_type": "llama",
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "hidden_size": 4096,
-    "torch_dtype": "bfloat16",
-}
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
     f"2023-11-16 18:17:{second:02d}.0000000,{400 + second},{20 + second}\n" for second in range(60)
 )
