@@ -6,10 +6,11 @@ from typing import Final
 
 import torch
 
+from kernelkit.device import operations_for
 from kvserving_kernels.formats import KVLayout, PageLayout, layout_of
 from kvserving_kernels.ops.pages import Batch, records
 from kvserving_kernels.ops.reference import read_block
-from kvserving_kernels.ops.registry import Implementation, Operations, select
+from kvserving_kernels.ops.registry import Implementation, Operations
 from kvserving_kernels.ops.rotation import rotate_back
 
 IMPLEMENTATIONS: Final = (
@@ -59,7 +60,7 @@ class Cache:
             (block_stride, head_stride, page.bytes_per_token, 1),
         )
         pages.fill_(fill)
-        return cls(page, select(page, "cpu", implementation), pages, memory)
+        return cls(page, operations_for(page, implementation), pages, memory)
 
     def slots(self, blocks: Sequence[int], first: int, count: int) -> torch.Tensor:
         """Slots of `count` tokens from position `first` of a sequence with these blocks."""
