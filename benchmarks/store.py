@@ -118,7 +118,7 @@ class Pool:
         small = found * BLOCK_SIZE + slots % BLOCK_SIZE
         operations.store(self.page, key.cpu(), value.cpu(), pages, small.cpu())
         self._store(key, value, slots)
-        return torch.equal(self.pages[blocks].cpu(), pages)
+        return bool(torch.equal(self.pages[blocks].cpu(), pages))
 
 
 def inputs(tokens: int) -> tuple[torch.Tensor, torch.Tensor]:

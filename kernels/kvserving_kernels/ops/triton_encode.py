@@ -33,12 +33,6 @@ _TINY = tl.constexpr(2.0**-126)
 
 
 @triton.jit
-def magnitudes(rows):
-    """Magnitudes of rows of 32-bit floats; infinity for what is not a number."""
-    return tl.where(rows == rows, tl.abs(rows), float("inf"))
-
-
-@triton.jit
 def sanitize_rows(rows):
     """Finite rows: NaN becomes zero, large magnitudes the largest one."""
     rows = tl.where(rows == rows, rows, 0.0)
@@ -48,22 +42,26 @@ def sanitize_rows(rows):
 @triton.jit
 def count_odd(keys, values, counters):
     """Add the values that were not finite, and those that were saturated, to the counters [2]."""
-    larger = tl.maximum(magnitudes(keys), magnitudes(values))
-    if tl.max(tl.max(larger, 1), 0) > _LARGEST:
-        odd = _is_nonfinite(keys) + _is_nonfinite(values)
-        large = _is_large(keys) + _is_large(values)
-        tl.atomic_add(counters, tl.sum(tl.sum(odd, 1), 0).to(tl.int64), sem="relaxed")
-        tl.atomic_add(counters + 1, tl.sum(tl.sum(large, 1), 0).to(tl.int64), sem="relaxed")
+    if tl.max(tl.maximum(_magnitudes(keys), _magnitudes(values))) > _LARGEST:
+        odd = tl.sum(_is_nonfinite(keys) + _is_nonfinite(values))
+        large = tl.sum(_is_large(keys) + _is_large(values))
+        tl.atomic_add(counters, odd.to(tl.int64), sem="relaxed")
+        tl.atomic_add(counters + 1, large.to(tl.int64), sem="relaxed")
+
+
+@triton.jit
+def _magnitudes(rows):
+    # What is not a number compares as unlike itself.
+    return tl.where(rows == rows, tl.abs(rows), float("inf"))
 
 
 @triton.jit
 def _is_nonfinite(rows):
-    return (magnitudes(rows) == float("inf")).to(tl.int32)
+    return (_magnitudes(rows) == float("inf")).to(tl.int32)
 
 
 @triton.jit
 def _is_large(rows):
-    # What is not a number compares as false.
     return (tl.abs(rows) > _LARGEST).to(tl.int32)
 
 
@@ -75,12 +73,17 @@ def rotate_rows(rows, signs, ROWS: tl.constexpr, LANES: tl.constexpr, STAGES: tl
     """
     rows = rows * signs[None, :]
     for stage in tl.static_range(STAGES):
-        HALF: tl.constexpr = 1 << stage
-        pairs = tl.reshape(rows, (ROWS, LANES // (2 * HALF), 2, HALF))
-        first, second = tl.split(tl.permute(pairs, (0, 1, 3, 2)))
-        pairs = tl.permute(tl.join(first + second, first - second), (0, 1, 3, 2))
-        rows = tl.reshape(pairs, (ROWS, LANES))
+        rows = _sums_and_differences(rows, ROWS, LANES, 1 << stage)
     return rows * (1 << STAGES) ** -0.5
+
+
+@triton.jit
+def _sums_and_differences(rows, ROWS: tl.constexpr, LANES: tl.constexpr, HALF: tl.constexpr):
+    """In place of lanes that are HALF apart, their sum and their difference."""
+    pairs = tl.reshape(rows, (ROWS, LANES // (2 * HALF), 2, HALF))
+    first, second = tl.split(tl.permute(pairs, (0, 1, 3, 2)))
+    pairs = tl.permute(tl.join(first + second, first - second), (0, 1, 3, 2))
+    return tl.reshape(pairs, (ROWS, LANES))
 
 
 @triton.jit

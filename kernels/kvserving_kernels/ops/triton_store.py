@@ -146,20 +146,19 @@ def store_kernel(
     lanes = tl.arange(0, LANES)
     turn = tl.load(signs + lanes, mask=lanes < HEAD, other=0.0)
     for token in range(begin, tl.minimum(begin + SCAN, tokens)):
+        index = tl.cast(token, tl.int64)
+        keys = key + index * key_stride + head * key_head_stride
+        values = value + index * value_stride + head * value_head_stride
         slot = tl.load(slots + token).to(tl.int64)
         before = tl.load(slots + token - 1, mask=token > 0, other=-1).to(tl.int64)
         after = tl.load(slots + token + 1, mask=token + 1 < tokens, other=-1).to(tl.int64)
         place = (slot % BLOCK).to(tl.int32)
         if (slot >= 0) & ((place == 0) | (before != slot - 1)):
             record = records + (slot // BLOCK) * block_stride + head * record_stride
-            index = tl.cast(token, tl.int64)
-            keys = key + index * key_stride + head * key_head_stride
-            values = value + index * value_stride + head * value_head_stride
+            first = place // STEP
             center = tl.zeros([LANES], tl.float32)
             if ANCHORS > 0:
-                center = _add_means(
-                    center, record, 0, place // STEP, 8, HEAD, LANES, STEP, K_BITS, K_CODES, K_WORDS
-                )
+                center = _center(record, first, BLOCK, HEAD, LANES, STEP, K_BITS, K_CODES, K_WORDS)
             if (place + 1 == BLOCK) | (after != slot + 1):
                 _store_rows(
                     keys, values, record, turn, counters, center, place, place, place + 1,
@@ -171,16 +170,14 @@ def store_kernel(
                 found = tl.load(slots + token + ahead, mask=token + ahead < tokens, other=-1)
                 inside = (found.to(tl.int64) == slot + ahead) & (place + ahead < BLOCK)
                 end = place + tl.min(tl.where(inside, WINDOW, ahead), 0)
-                first = place // STEP
                 for run in range(first, tl.cdiv(end, STEP)):
                     if ANCHORS > 0:  # noqa: SIM102  decided when it is compiled
                         if run > first:
                             # Other threads of this program wrote what is now read.
                             tl.debug_barrier()
-                            center = _add_means(
-                                center, record, run - 1, run, 1, HEAD, LANES, STEP, K_BITS,
-                                K_CODES, K_WORDS,
-                            )  # fmt: skip
+                            center = _next_center(
+                                center, record, run, HEAD, LANES, STEP, K_BITS, K_CODES, K_WORDS
+                            )
                     _store_rows(
                         keys, values, record, turn, counters, center, run * STEP, place, end,
                         key_stride, value_stride, ROWS, STEP, HEAD, LANES, STAGES, ANCHORS, K_BITS,
@@ -248,12 +245,10 @@ def _store_rows(
 
 
 @triton.jit
-def _add_means(
-    center,
+def _center(
     record,
-    begin,
-    end,
-    GROUP: tl.constexpr,
+    run,
+    BLOCK: tl.constexpr,
     HEAD: tl.constexpr,
     LANES: tl.constexpr,
     STEP: tl.constexpr,
@@ -261,33 +256,71 @@ def _add_means(
     CODES: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """The center and the means of the runs in [begin, end), added one after the other.
+    """Center [LANES] of a run: the means of all runs before, each less its center, in their order.
 
-    GROUP runs, 1 or 8, are read at a time. Lanes beyond the head size come out as anything.
+    Zero for the first run. Lanes beyond the head size come out as anything.
     """
-    if (begin == 0) & (end > 0):
-        runs = tl.arange(0, 1)
-        mean = _means(record, record, runs, runs == 0, 1, HEAD, LANES, STEP, 8, WORDS)
-        center += tl.reshape(mean, (LANES,))
-    for first in range(tl.maximum(begin, 1), end, GROUP):
-        runs = first + tl.arange(0, GROUP)
-        # Codes of the anchors are elsewhere.
-        section = record + CODES - STEP * (HEAD * BITS // 8)
-        means = _means(record, section, runs, runs < end, GROUP, HEAD, LANES, STEP, BITS, WORDS)
-        if GROUP == 1:
-            center += tl.reshape(means, (LANES,))
-        else:
-            # By registers, since a sum's own order depends on how threads share a tile.
-            means = tl.reshape(tl.permute(means, (1, 0)), (LANES, 2, 2, 2))
-            even, odd = tl.split(means)
-            runs04, runs26 = tl.split(even)
-            runs15, runs37 = tl.split(odd)
-            run0, run4 = tl.split(runs04)
-            run1, run5 = tl.split(runs15)
-            run2, run6 = tl.split(runs26)
-            run3, run7 = tl.split(runs37)
-            center = center + run0 + run1 + run2 + run3 + run4 + run5 + run6 + run7
+    # All rows are asked for at once: a loop over runs would wait for the memory as often.
+    runs = tl.arange(0, 1)
+    mean = _means(record, record, runs, runs < run, 1, HEAD, LANES, STEP, 8, WORDS)
+    center = tl.reshape(mean, (LANES,))
+    center = _add_eight(center, record, 1, run, HEAD, LANES, STEP, BITS, CODES, WORDS)
+    if BLOCK // STEP > 10:
+        for first in range(9, run, 8):
+            center = _add_eight(center, record, first, run, HEAD, LANES, STEP, BITS, CODES, WORDS)
     return center
+
+
+@triton.jit
+def _add_eight(
+    center,
+    record,
+    first,
+    end,
+    HEAD: tl.constexpr,
+    LANES: tl.constexpr,
+    STEP: tl.constexpr,
+    BITS: tl.constexpr,
+    CODES: tl.constexpr,
+    WORDS: tl.constexpr,
+):
+    """The center and the means of eight runs after the anchors, as far as they are before `end`."""
+    runs = first + tl.arange(0, 8)
+    section = record + CODES - STEP * (HEAD * BITS // 8)
+    means = _means(record, section, runs, runs < end, 8, HEAD, LANES, STEP, BITS, WORDS)
+    # By registers, since a sum's own order depends on how threads share a tile.
+    means = tl.reshape(tl.permute(means, (1, 0)), (LANES, 2, 2, 2))
+    even, odd = tl.split(means)
+    runs04, runs26 = tl.split(even)
+    runs15, runs37 = tl.split(odd)
+    run0, run4 = tl.split(runs04)
+    run1, run5 = tl.split(runs15)
+    run2, run6 = tl.split(runs26)
+    run3, run7 = tl.split(runs37)
+    return center + run0 + run1 + run2 + run3 + run4 + run5 + run6 + run7
+
+
+@triton.jit
+def _next_center(
+    center,
+    record,
+    run,
+    HEAD: tl.constexpr,
+    LANES: tl.constexpr,
+    STEP: tl.constexpr,
+    BITS: tl.constexpr,
+    CODES: tl.constexpr,
+    WORDS: tl.constexpr,
+):
+    """Center of a run after the first, given that of the run before it."""
+    runs = run - 1 + tl.arange(0, 1)
+    valid = runs < run
+    if run == 1:
+        means = _means(record, record, runs, valid, 1, HEAD, LANES, STEP, 8, WORDS)
+    else:
+        section = record + CODES - STEP * (HEAD * BITS // 8)
+        means = _means(record, section, runs, valid, 1, HEAD, LANES, STEP, BITS, WORDS)
+    return center + tl.reshape(means, (LANES,))
 
 
 @triton.jit
@@ -303,7 +336,10 @@ def _means(
     BITS: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """Means [runs, lanes] of the stored keys of runs, less their centers; zero where not valid."""
+    """Means [runs, lanes] of the stored keys of runs, less their centers; zero where not valid.
+
+    `section` is where the codes of run 0 would be.
+    """
     total = tl.zeros([COUNT, LANES], tl.float32)
     for member in tl.static_range(STEP):
         tokens = runs * STEP + member

@@ -3,6 +3,7 @@
 What `check_store.py` asks of every implementation is not repeated here.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -110,17 +111,17 @@ def test_blocks_and_heads_of_other_sizes(
 
 
 @every_format
-def test_a_whole_block_has_the_same_bytes_from_one_call_and_from_single_tokens(
-    dtype: KVCacheDType,
-) -> None:
-    once, stepwise = (
+def test_a_whole_block_has_the_same_bytes_in_one_call_and_in_chunks(dtype: KVCacheDType) -> None:
+    once, chunked = (
         Cache.make(dtype, TRITON, kv_heads=1, head_size=32, blocks=1) for _ in range(2)
     )
     key, value = tokens_of(once, 32)
     once.store(key, value, [0])
-    for token in range(32):
-        stepwise.store(key[[token]], value[[token]], [0], token)
-    assert torch.equal(once.pages, stepwise.pages)
+    # Within the anchors, single tokens in and at the end of a run, over several runs.
+    edges = (0, 3, 6, 7, 8, 19, 31, 32)
+    for first, end in itertools.pairwise(edges):
+        chunked.store(key[first:end], value[first:end], [0], first)
+    assert torch.equal(once.pages, chunked.pages)
 
 
 @every_format
@@ -137,19 +138,16 @@ def test_memory_that_nobody_wrote_is_never_read(dtype: KVCacheDType) -> None:
 
 @every_format
 def test_slices_of_one_projection_are_read_where_they_lie(dtype: KVCacheDType) -> None:
-    caches = [Cache.make(dtype, name) for name in (TORCH, TRITON)]
-    heads, head_size = 2, 64
-    projected = random_tokens(9, 4 + 2 * heads, head_size)
-    _, key, value = projected.split([4, heads, heads], 1)
-    assert not key.is_contiguous()
-    for cache in caches:
-        cache.store(key, value, [6])
-    assert torch.equal(caches[0].pages, caches[1].pages)
+    heads, head_size = 2, 32
+    caches = [Cache.make(dtype, name, head_size=head_size) for name in (TORCH, TRITON)]
+    _, *sliced = random_tokens(6, 4 + 2 * heads, head_size).split([4, heads, heads], 1)
     # Channels that are apart, as no engine has them.
-    apart = random_tokens(9, heads, 2 * head_size)
-    for cache in caches:
-        cache.store(apart[..., ::2], apart[..., 1::2], [6])
-    assert torch.equal(caches[0].pages, caches[1].pages)
+    apart = random_tokens(6, heads, 2 * head_size).unflatten(2, (head_size, 2)).unbind(3)
+    for key, value in (sliced, apart):
+        assert not key.is_contiguous()
+        for cache in caches:
+            cache.store(key, value, [6])
+        assert torch.equal(caches[0].pages, caches[1].pages)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
