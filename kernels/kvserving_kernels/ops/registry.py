@@ -44,8 +44,9 @@ class Operations(Protocol):
         """Write keys and values [tokens, kv_heads, head_size] into their slots.
 
         A slot is block * block_size + place; negative slots are padding. The tokens of a block
-        must be stored in the order of their places, in one call or many. `counters` [2] are added
-        to (`ops.quantize.new_counters`).
+        must be stored in the order of their places, in one call or many; those of one call must
+        follow each other in it, place after place. `counters` [2] are added to
+        (`ops.quantize.new_counters`).
         """
 
     def attend(

@@ -38,7 +38,7 @@ def affine_scale(words):
 @triton.jit
 def affine_zero_point(words, BITS: tl.constexpr):
     """Zero points of affine words, in codes."""
-    return (words.to(tl.int32) & _POINT_MAXIMUM).to(tl.float32) / (POINTS >> BITS)
+    return (words.to(tl.int32) & _POINT_MAXIMUM).to(tl.float32) * (1.0 / (POINTS >> BITS))
 
 
 @triton.jit

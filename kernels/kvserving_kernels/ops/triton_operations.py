@@ -6,11 +6,10 @@ import torch
 
 from kvserving_kernels.formats.layout import PageLayout
 from kvserving_kernels.ops.pages import Batch, check_attend, check_store, delivered
-from kvserving_kernels.ops.quantize import sanitize
-from kvserving_kernels.ops.rotation import rotate, rotate_back, rotate_queries
+from kvserving_kernels.ops.rotation import rotate_back, rotate_queries
 from kvserving_kernels.ops.triton_attend import attend_rows
-from kvserving_kernels.ops.triton_step import MOST_TOKENS, compile_for, decode, takes
-from kvserving_kernels.ops.triton_store import ALL_PLACES, store_rows
+from kvserving_kernels.ops.triton_step import MOST_TOKENS, compile_for, decode, signs_on, takes
+from kvserving_kernels.ops.triton_store import store, tuning
 
 PROGRAMS: Final = 512
 """Programs to aim at: about four on each of the 132 multiprocessors of an H200."""
@@ -46,27 +45,16 @@ class TritonOperations:
         records = check_store(page, key, value, pages, slots)
         if not len(slots):
             return
-        if counters is not None:
-            # Padding is not to be counted, and its content is not defined.
-            real = (slots >= 0)[:, None, None]
-            key, value = torch.where(real, key, 0), torch.where(real, value, 0)
-        keys, values = sanitize(key, counters), sanitize(value, counters)
-        if page.layout.k_rotated:
-            keys = rotate(keys)
-        if page.layout.v_rotated:
-            values = rotate(values)
-        everywhere = range(ALL_PLACES)
-        bits = page.layout.v_bits
-        store_rows(page, values, slots, records, page.v_codes, page.v_params, bits, everywhere, 0)
-        anchors, bits = page.anchor_tokens, page.layout.k_bits
-        if anchors:
-            early = range(anchors)
-            store_rows(page, keys, slots, records, page.k_anchors, page.k_params, 8, early, 0)
-        # A run needs the codes of the run before it, so each is a launch.
-        step = anchors or page.block_size
-        for first in range(anchors, page.block_size, step):
-            run = range(first, first + step)
-            store_rows(page, keys, slots, records, page.k_codes, page.k_params, bits, run, anchors)
+        store(
+            page,
+            key if key.stride(2) == 1 else key.contiguous(),
+            value if value.stride(2) == 1 else value.contiguous(),
+            slots,
+            records,
+            signs_on(page.head_size, key.device),
+            counters,
+            tuning(len(slots)),
+        )
 
     def attend(
         self,

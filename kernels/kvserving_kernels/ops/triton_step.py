@@ -11,9 +11,11 @@ import triton
 from kvserving_kernels.formats.layout import PageLayout
 from kvserving_kernels.formats.rotation import signs
 from kvserving_kernels.ops.pages import Batch
+from kvserving_kernels.ops.quantize import new_counters
 from kvserving_kernels.ops.triton_decode import decode_kernel
 from kvserving_kernels.ops.triton_merge import merge_kernel, rotate_kernel
 from kvserving_kernels.ops.triton_plan import Plan, make_plan
+from kvserving_kernels.ops.triton_store import DECODE, PROMPT, store
 
 MOST_TOKENS: Final = 8
 """Query tokens of a sequence that one program takes."""
@@ -146,7 +148,7 @@ def decode(
 def compile_for(
     page: PageLayout, heads: int, kv_heads: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Compile, without running anything, what decode steps with these shapes will ask for."""
+    """Compile, without running anything, what stores and decode steps of these shapes ask for."""
     query = torch.empty((1, heads, page.head_size), dtype=dtype, device=device)
     records = torch.empty((1, kv_heads, page.record_bytes), dtype=torch.uint8, device=device)
     numbers = torch.zeros(2, dtype=torch.int32, device=device)
@@ -154,6 +156,11 @@ def compile_for(
     for tokens, cover in ((1, True), (1, False), (MOST_TOKENS, True)):
         if takes(page, query, kv_heads, tokens):
             decode(page, query, records, batch, tokens, 1.0, query, cover=cover, compile_only=True)
+    key = query.new_empty((1, kv_heads, page.head_size))
+    places = torch.zeros(1, dtype=torch.int64, device=device)
+    turn, counters = signs_on(page.head_size, device), new_counters(device)
+    for tuned in (DECODE, PROMPT):
+        store(page, key, key, places, records, turn, counters, tuned, compile_only=True)
 
 
 @cache

@@ -1,213 +1,354 @@
-"""Triton kernel that turns vectors into codes: one program per token and KV head."""
+"""One Triton kernel for a whole store: sanitized, counted, rotated, centered and encoded.
 
-from typing import Final
+Tokens with consecutive slots in one block are a *segment*, and one program per KV head stores it
+run after run: a run's center needs the codes of the run before. It is read back from the page, as
+it is where that run came with an earlier call, so that codes do not depend on chunks.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 import triton
 import triton.language as tl
 
-from kvserving_kernels.formats.layout import PageLayout, Section
-from kvserving_kernels.formats.parameters import (
-    SCALE_MAXIMUM,
-    SCALE_SHIFT,
-    SYMMETRIC_LIMIT,
-    ZERO_POINT_MAXIMUM,
-)
+from kvserving_kernels.formats.layout import PageLayout
+from kvserving_kernels.formats.rotation import block_of
 from kvserving_kernels.ops.triton_codes import (
-    BIAS,
-    POINT_BITS,
-    POINTS,
-    SHIFT,
     affine_scale,
     affine_zero_point,
+    load_codes,
     load_words,
     symmetric_scale,
 )
+from kvserving_kernels.ops.triton_encode import (
+    count_odd,
+    rotate_rows,
+    sanitize_rows,
+    write_rows,
+)
 
-_SCALE_MAXIMUM = tl.constexpr(SCALE_MAXIMUM)
-_BELOW_SHIFT = tl.constexpr((1 << SCALE_SHIFT) - 1)
-_LIMIT = tl.constexpr(float(SYMMETRIC_LIMIT))
-_POINT_MAXIMUM = tl.constexpr(float(ZERO_POINT_MAXIMUM))
-_TINY = tl.constexpr(2.0**-126)
+ROWS_PER_TOKEN: Final = 16
+"""Tokens that are encoded at a time where keys need no center."""
 
-ALL_PLACES: Final = 1 << 30
-"""End of a range of places that never ends."""
+MANY_TOKENS: Final = 1024
+"""More are a prompt's: most programs that look at one token each would find nothing to do."""
 
 
-def store_rows(
+@dataclass(frozen=True)
+class Tuning:
+    """Tokens among which a program looks for beginnings of segments, and its warps."""
+
+    scan: int
+    warps: int
+
+
+DECODE: Final = Tuning(scan=1, warps=4)
+PROMPT: Final = Tuning(scan=16, warps=4)
+
+
+def tuning(tokens: int) -> Tuning:
+    """How so many tokens are stored; two ways only, since each is compiled."""
+    return DECODE if tokens <= MANY_TOKENS else PROMPT
+
+
+def store(
     page: PageLayout,
-    vectors: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
     slots: torch.Tensor,
     records: torch.Tensor,
-    codes: Section,
-    words: Section,
-    bits: int,
-    places: range,
-    anchors: int,
+    signs: torch.Tensor,
+    counters: torch.Tensor | None,
+    tuned: Tuning,
+    *,
+    compile_only: bool = False,
 ) -> None:
-    """Write vectors [tokens, kv_heads, channels] of 32-bit floats with places in the given range.
+    """Write keys and values [tokens, kv_heads, channels] of any strides but that of channels.
 
-    With `anchors`, the center of the token's run of so many tokens is taken off first; the runs
-    before it must have been stored.
+    `signs` [channels] are those of the rotation.
     """
-    store_kernel[(vectors.shape[0], vectors.shape[1])](
-        vectors,
-        slots,
-        records,
-        vectors.stride(0),
-        vectors.stride(1),
-        records.stride(0),
-        records.stride(1),
-        places.start,
-        places.stop,
-        BLOCK=page.block_size,
-        HEAD=page.head_size,
-        CODES=codes.offset_bytes,
-        ROW_BYTES=codes.row_bytes,
-        LANES=triton.next_power_of_2(codes.row_bytes),
-        WORDS=words.offset_bytes,
-        BITS=bits,
-        ANCHORS=anchors,
-    )
+    tokens, layout = slots.shape[0], page.layout
+    lanes = triton.next_power_of_2(page.head_size)
+    step = page.anchor_tokens or min(page.block_size, ROWS_PER_TOKEN)
+    arguments: tuple[Any, ...] = (
+        key, value, slots, records, signs, counters, tokens,
+        key.stride(0), key.stride(1), value.stride(0), value.stride(1),
+        records.stride(0), records.stride(1),
+    )  # fmt: skip
+    options: dict[str, Any] = {
+        "BLOCK": page.block_size,
+        "WINDOW": triton.next_power_of_2(page.block_size),
+        "HEAD": page.head_size,
+        "LANES": lanes,
+        "STAGES": block_of(page.head_size).bit_length() - 1,
+        "ANCHORS": page.anchor_tokens,
+        "STEP": step,
+        "ROWS": triton.next_power_of_2(step),
+        "K_BITS": layout.k_bits,
+        "V_BITS": layout.v_bits,
+        "K_CODES": page.k_codes.offset_bytes,
+        "K_WORDS": page.k_params.offset_bytes,
+        "V_CODES": page.v_codes.offset_bytes,
+        "V_WORDS": page.v_params.offset_bytes,
+        "K_ROTATED": layout.k_rotated,
+        "V_ROTATED": layout.v_rotated,
+        "SCAN": tuned.scan,
+        "num_warps": tuned.warps,
+        "enable_fp_fusion": False,
+    }
+    grid = (triton.cdiv(tokens, tuned.scan), records.shape[1])
+    if compile_only:
+        store_kernel.warmup(*arguments, grid=grid, **options)
+    else:
+        store_kernel[grid](*arguments, **options)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["tokens"],
+    do_not_specialize_on_alignment=["slots", "counters"],
+)
 def store_kernel(
-    vectors,
+    key,
+    value,
     slots,
     records,
-    token_stride,
-    head_stride,
+    signs,
+    counters,
+    tokens,
+    key_stride,
+    key_head_stride,
+    value_stride,
+    value_head_stride,
     block_stride,
     record_stride,
+    BLOCK: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HEAD: tl.constexpr,
+    LANES: tl.constexpr,
+    STAGES: tl.constexpr,
+    ANCHORS: tl.constexpr,
+    STEP: tl.constexpr,
+    ROWS: tl.constexpr,
+    K_BITS: tl.constexpr,
+    V_BITS: tl.constexpr,
+    K_CODES: tl.constexpr,
+    K_WORDS: tl.constexpr,
+    V_CODES: tl.constexpr,
+    V_WORDS: tl.constexpr,
+    K_ROTATED: tl.constexpr,
+    V_ROTATED: tl.constexpr,
+    SCAN: tl.constexpr,
+):
+    """Store one KV head of all segments that begin among SCAN tokens."""
+    begin = tl.program_id(0) * SCAN
+    head = tl.program_id(1)
+    lanes = tl.arange(0, LANES)
+    turn = tl.load(signs + lanes, mask=lanes < HEAD, other=0.0)
+    for token in range(begin, tl.minimum(begin + SCAN, tokens)):
+        index = tl.cast(token, tl.int64)
+        keys = key + index * key_stride + head * key_head_stride
+        values = value + index * value_stride + head * value_head_stride
+        slot = tl.load(slots + token).to(tl.int64)
+        before = tl.load(slots + token - 1, mask=token > 0, other=-1).to(tl.int64)
+        after = tl.load(slots + token + 1, mask=token + 1 < tokens, other=-1).to(tl.int64)
+        place = (slot % BLOCK).to(tl.int32)
+        if (slot >= 0) & ((place == 0) | (before != slot - 1)):
+            record = records + (slot // BLOCK) * block_stride + head * record_stride
+            first = place // STEP
+            center = tl.zeros([LANES], tl.float32)
+            if ANCHORS > 0:
+                center = _center(record, first, BLOCK, HEAD, LANES, STEP, K_BITS, K_CODES, K_WORDS)
+            if (place + 1 == BLOCK) | (after != slot + 1):
+                _store_rows(
+                    keys, values, record, turn, counters, center, place, place, place + 1,
+                    key_stride, value_stride, 1, 1, HEAD, LANES, STAGES, ANCHORS, K_BITS,
+                    V_BITS, K_CODES, K_WORDS, V_CODES, V_WORDS, K_ROTATED, V_ROTATED,
+                )  # fmt: skip
+            else:
+                ahead = tl.arange(0, WINDOW)
+                found = tl.load(slots + token + ahead, mask=token + ahead < tokens, other=-1)
+                inside = (found.to(tl.int64) == slot + ahead) & (place + ahead < BLOCK)
+                end = place + tl.min(tl.where(inside, WINDOW, ahead), 0)
+                for run in range(first, tl.cdiv(end, STEP)):
+                    if ANCHORS > 0:  # noqa: SIM102  decided when it is compiled
+                        if run > first:
+                            # Other threads of this program wrote what is now read.
+                            tl.debug_barrier()
+                            center = _next_center(
+                                center, record, run, HEAD, LANES, STEP, K_BITS, K_CODES, K_WORDS
+                            )
+                    _store_rows(
+                        keys, values, record, turn, counters, center, run * STEP, place, end,
+                        key_stride, value_stride, ROWS, STEP, HEAD, LANES, STAGES, ANCHORS, K_BITS,
+                        V_BITS, K_CODES, K_WORDS, V_CODES, V_WORDS, K_ROTATED, V_ROTATED,
+                    )  # fmt: skip
+
+
+@triton.jit
+def _store_rows(
+    keys,
+    values,
+    record,
+    turn,
+    counters,
+    center,
+    start,
     first,
     end,
-    BLOCK: tl.constexpr,
+    key_stride,
+    value_stride,
+    ROWS: tl.constexpr,
+    STEP: tl.constexpr,
     HEAD: tl.constexpr,
-    CODES: tl.constexpr,
-    ROW_BYTES: tl.constexpr,
     LANES: tl.constexpr,
-    WORDS: tl.constexpr,
-    BITS: tl.constexpr,
+    STAGES: tl.constexpr,
     ANCHORS: tl.constexpr,
+    K_BITS: tl.constexpr,
+    V_BITS: tl.constexpr,
+    K_CODES: tl.constexpr,
+    K_WORDS: tl.constexpr,
+    V_CODES: tl.constexpr,
+    V_WORDS: tl.constexpr,
+    K_ROTATED: tl.constexpr,
+    V_ROTATED: tl.constexpr,
 ):
-    """Write the vector of one token and KV head, if its place is in [first, end)."""
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    slot = tl.load(slots + token).to(tl.int64)
-    place = slot % BLOCK
-    if (slot >= 0) & (place >= first) & (place < end):
-        record = records + (slot // BLOCK) * block_stride + head * record_stride
-        source = vectors + token * token_stride + head * head_stride
-        codes = record + CODES + (place - ANCHORS) * ROW_BYTES
-        word = (record + WORDS).to(tl.pointer_type(tl.uint16)) + place
-        if BITS == 8:
-            _write_symmetric(source, codes, word, ROW_BYTES, LANES)
-        else:
-            _write_affine(
-                source,
-                record,
-                place,
-                codes,
-                word,
-                HEAD,
-                ROW_BYTES,
-                LANES,
-                CODES,
-                WORDS,
-                BITS,
-                ANCHORS,
-            )
-
-
-@triton.jit
-def _write_symmetric(source, codes, word, WIDTH: tl.constexpr, LANES: tl.constexpr):
+    """Store the STEP places from `start` that lie in [first, end); `keys` is the key of `first`."""
+    rows = tl.arange(0, ROWS)
     lanes = tl.arange(0, LANES)
-    values = tl.load(source + lanes, mask=lanes < WIDTH, other=0.0)
-    wanted = tl.div_rn(tl.max(tl.abs(values)), _LIMIT)
-    bits = (wanted.to(tl.int32, bitcast=True) + 0xFFFF) >> 16
-    scale = symmetric_scale(bits)
-    divisor = tl.where(scale >= _TINY, scale, float("inf"))
-    numbers = tl.floor(tl.div_rn(values, divisor) + 0.5)
-    numbers = tl.minimum(tl.maximum(numbers, -_LIMIT), _LIMIT).to(tl.int32)
-    tl.store(codes + lanes, (numbers & 255).to(tl.uint8), mask=lanes < WIDTH)
-    tl.store(word, bits.to(tl.uint16))
-
-
-@triton.jit
-def _write_affine(
-    source,
-    record,
-    place,
-    codes,
-    word,
-    HEAD: tl.constexpr,
-    WIDTH: tl.constexpr,
-    LANES: tl.constexpr,
-    SECTION: tl.constexpr,
-    WORDS: tl.constexpr,
-    BITS: tl.constexpr,
-    ANCHORS: tl.constexpr,
-):
-    TOP: tl.constexpr = ((1 << BITS) - 1) * 1.0
-    PER_CODE: tl.constexpr = (POINTS >> BITS) * 1.0
-    # [parts of the channels, lanes]: the codes of one lane make up a byte.
-    parts = tl.arange(0, 8 // BITS)
-    lanes = tl.arange(0, LANES)
-    channels = parts[:, None] * WIDTH + lanes[None, :]
-    inside = tl.broadcast_to((lanes < WIDTH)[None, :], channels.shape)
-    values = tl.load(source + channels, mask=inside, other=0.0)
-    if ANCHORS > 0:
-        run = place // ANCHORS
-        center = _center(record, run, channels, inside, HEAD, WIDTH, SECTION, WORDS, BITS, ANCHORS)
-        values = tl.where(inside, values - center, 0.0)
-    # Lanes beyond the width hold zero, which is always inside the range.
-    low = tl.minimum(tl.min(values), 0.0)
-    high = tl.maximum(tl.max(values), 0.0)
-    wanted = tl.div_rn(high - low, TOP)
-    shifted = (wanted.to(tl.int32, bitcast=True) + _BELOW_SHIFT) >> SHIFT
-    scale_word = tl.minimum(tl.maximum(shifted - BIAS, 1), _SCALE_MAXIMUM)
-    scale_word = tl.where(wanted > 0, scale_word, 0)
-    scale = affine_scale(scale_word << POINT_BITS)
-    divisor = tl.where(scale >= _TINY, scale, float("inf"))
-    point = tl.floor(tl.div_rn(-low, divisor) * PER_CODE + 0.5)
-    point = tl.minimum(tl.maximum(point, 0.0), _POINT_MAXIMUM)
-    numbers = tl.floor(tl.div_rn(values, divisor) + point / PER_CODE + 0.5)
-    numbers = tl.minimum(tl.maximum(numbers, 0.0), TOP).to(tl.int32)
-    packed = tl.sum(numbers << (parts * BITS)[:, None], 0)
-    tl.store(codes + lanes, packed.to(tl.uint8), mask=lanes < WIDTH)
-    tl.store(word, ((scale_word << POINT_BITS) | point.to(tl.int32)).to(tl.uint16))
+    places = start + rows
+    valid = (rows < STEP) & (places >= first) & (places < end)
+    mask = valid[:, None] & (lanes < HEAD)[None, :]
+    index = (places - first).to(tl.int64)[:, None]
+    k = tl.load(keys + index * key_stride + lanes[None, :], mask=mask, other=0.0).to(tl.float32)
+    v = tl.load(values + index * value_stride + lanes[None, :], mask=mask, other=0.0)
+    v = v.to(tl.float32)
+    if counters is not None:
+        count_odd(k, v, counters)
+    k = sanitize_rows(k)
+    v = sanitize_rows(v)
+    if K_ROTATED:
+        k = rotate_rows(k, turn, ROWS, LANES, STAGES)
+    if V_ROTATED:
+        v = rotate_rows(v, turn, ROWS, LANES, STAGES)
+    words = (record + V_WORDS).to(tl.pointer_type(tl.uint16)) + places
+    write_rows(v, record + V_CODES, places, words, valid, ROWS, HEAD, LANES, V_BITS)
+    words = (record + K_WORDS).to(tl.pointer_type(tl.uint16)) + places
+    section = record + K_CODES
+    if ANCHORS == 0:
+        write_rows(k, section, places, words, valid, ROWS, HEAD, LANES, K_BITS)
+    elif start < ANCHORS:
+        write_rows(k, record, places, words, valid, ROWS, HEAD, LANES, 8)
+    else:
+        k = tl.where((lanes < HEAD)[None, :], k - center[None, :], 0.0)
+        write_rows(k, section, places - ANCHORS, words, valid, ROWS, HEAD, LANES, K_BITS)
 
 
 @triton.jit
 def _center(
     record,
     run,
-    channels,
-    inside,
+    BLOCK: tl.constexpr,
     HEAD: tl.constexpr,
-    WIDTH: tl.constexpr,
+    LANES: tl.constexpr,
+    STEP: tl.constexpr,
+    BITS: tl.constexpr,
     CODES: tl.constexpr,
     WORDS: tl.constexpr,
-    BITS: tl.constexpr,
-    ANCHORS: tl.constexpr,
 ):
-    """Center [parts, lanes] of a run: the means of all runs before, each less its center."""
-    members = tl.arange(0, 16)
-    valid = members < ANCHORS
-    mask = valid[:, None, None] & inside[None, :, :]
-    raw = tl.load(record + members[:, None, None] * HEAD + channels[None, :, :], mask=mask, other=0)
-    scales = symmetric_scale(load_words(record + WORDS, members, valid))
-    values = raw.to(tl.int8, bitcast=True).to(tl.float32) * scales[:, None, None]
-    center = tl.div_rn(tl.sum(values, 0), ANCHORS * 1.0)
-    for before in range(1, run):
-        tokens = before * ANCHORS + members
-        rows = record + CODES + (tokens - ANCHORS)[:, None, None] * WIDTH
-        stored = tl.load(rows + (channels % WIDTH)[None, :, :], mask=mask, other=0).to(tl.int32)
-        shifts = (channels // WIDTH * BITS)[None, :, :]
-        words = load_words(record + WORDS, tokens, valid)
-        codes = ((stored >> shifts) & ((1 << BITS) - 1)).to(tl.float32)
-        terms = codes - affine_zero_point(words, BITS)[:, None, None]
-        terms = tl.where(mask, terms * affine_scale(words)[:, None, None], 0.0)
-        center += tl.div_rn(tl.sum(terms, 0), ANCHORS * 1.0)
+    """Center [LANES] of a run: the means of all runs before, each less its center, in their order.
+
+    Zero for the first run. Lanes beyond the head size come out as anything.
+    """
+    # All rows are asked for at once: a loop over runs would wait for the memory as often.
+    runs = tl.arange(0, 1)
+    mean = _means(record, record, runs, runs < run, 1, HEAD, LANES, STEP, 8, WORDS)
+    center = tl.reshape(mean, (LANES,))
+    center = _add_eight(center, record, 1, run, HEAD, LANES, STEP, BITS, CODES, WORDS)
+    if BLOCK // STEP > 10:
+        for first in range(9, run, 8):
+            center = _add_eight(center, record, first, run, HEAD, LANES, STEP, BITS, CODES, WORDS)
     return center
+
+
+@triton.jit
+def _add_eight(
+    center,
+    record,
+    first,
+    end,
+    HEAD: tl.constexpr,
+    LANES: tl.constexpr,
+    STEP: tl.constexpr,
+    BITS: tl.constexpr,
+    CODES: tl.constexpr,
+    WORDS: tl.constexpr,
+):
+    """The center and the means of eight runs after the anchors, as far as they are before `end`."""
+    runs = first + tl.arange(0, 8)
+    section = record + CODES - STEP * (HEAD * BITS // 8)
+    means = _means(record, section, runs, runs < end, 8, HEAD, LANES, STEP, BITS, WORDS)
+    # By registers, since a sum's own order depends on how threads share a tile.
+    means = tl.reshape(tl.permute(means, (1, 0)), (LANES, 2, 2, 2))
+    even, odd = tl.split(means)
+    runs04, runs26 = tl.split(even)
+    runs15, runs37 = tl.split(odd)
+    run0, run4 = tl.split(runs04)
+    run1, run5 = tl.split(runs15)
+    run2, run6 = tl.split(runs26)
+    run3, run7 = tl.split(runs37)
+    return center + run0 + run1 + run2 + run3 + run4 + run5 + run6 + run7
+
+
+@triton.jit
+def _next_center(
+    center,
+    record,
+    run,
+    HEAD: tl.constexpr,
+    LANES: tl.constexpr,
+    STEP: tl.constexpr,
+    BITS: tl.constexpr,
+    CODES: tl.constexpr,
+    WORDS: tl.constexpr,
+):
+    """Center of a run after the first, given that of the run before it."""
+    runs = run - 1 + tl.arange(0, 1)
+    valid = runs < run
+    if run == 1:
+        means = _means(record, record, runs, valid, 1, HEAD, LANES, STEP, 8, WORDS)
+    else:
+        section = record + CODES - STEP * (HEAD * BITS // 8)
+        means = _means(record, section, runs, valid, 1, HEAD, LANES, STEP, BITS, WORDS)
+    return center + tl.reshape(means, (LANES,))
+
+
+@triton.jit
+def _means(
+    record,
+    section,
+    runs,
+    valid,
+    COUNT: tl.constexpr,
+    HEAD: tl.constexpr,
+    LANES: tl.constexpr,
+    STEP: tl.constexpr,
+    BITS: tl.constexpr,
+    WORDS: tl.constexpr,
+):
+    """Means [runs, lanes] of the stored keys of runs, less their centers; zero where not valid.
+
+    `section` is where the codes of run 0 would be.
+    """
+    total = tl.zeros([COUNT, LANES], tl.float32)
+    for member in tl.static_range(STEP):
+        tokens = runs * STEP + member
+        codes = load_codes(section, tokens, valid, HEAD, LANES, BITS)
+        words = load_words(record + WORDS, tokens, valid)
+        if BITS == 8:
+            total += codes * symmetric_scale(words)[:, None]
+        else:
+            total += (codes - affine_zero_point(words, BITS)[:, None]) * affine_scale(words)[
+                :, None
+            ]
+    return tl.div_rn(total, STEP * 1.0)
