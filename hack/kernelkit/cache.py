@@ -7,9 +7,10 @@ from typing import Final
 import torch
 
 from kvserving_kernels.formats import KVLayout, PageLayout, layout_of
+from kvserving_kernels.ops.interface import Operations
 from kvserving_kernels.ops.pages import Batch, records
 from kvserving_kernels.ops.reference import read_block
-from kvserving_kernels.ops.registry import Implementation, Operations, select
+from kvserving_kernels.ops.registry import Implementation, select
 from kvserving_kernels.ops.rotation import rotate_back
 
 IMPLEMENTATIONS: Final = (

@@ -20,9 +20,10 @@ from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheLayout
 from kvserving_kernels.formats import LAYOUTS, KVCacheDType, KVLayout, PageLayout
 from kvserving_kernels.formats.layout import HEAD_SIZES
 from kvserving_kernels.ops import compiles
+from kvserving_kernels.ops.interface import Operations
 from kvserving_kernels.ops.pages import Batch
 from kvserving_kernels.ops.quantize import new_counters
-from kvserving_kernels.ops.registry import Operations, select
+from kvserving_kernels.ops.registry import select
 from kvserving_kernels.plugin.adapters.v0_32.selection import refuse
 
 
