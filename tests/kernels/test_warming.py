@@ -85,14 +85,15 @@ class Image:
         v0_32.install(named)
         model = SimpleNamespace(
             dtype="torch.bfloat16", max_model_len=1024, get_head_size=lambda: 64, is_hybrid=False,
-            is_encoder_decoder=False, rswa_window=None, use_mla=False, uses_alibi=False,
-            get_sliding_window=lambda: None,
+            is_encoder_decoder=False, rswa_window=None, attention_chunk_size=None,
+            use_mla=False, uses_alibi=False, get_sliding_window=lambda: None,
         )  # fmt: skip
         self.config = SimpleNamespace(
             additional_config=additional, model_config=model, max_in_flight_tokens=256,
             cache_config=SimpleNamespace(
                 cache_dtype="auto", block_size=128, user_specified_block_size=True,
-                kv_sharing_fast_prefill=False, kv_offloading_size=None,
+                kv_sharing_fast_prefill=False, kv_cache_dtype_skip_layers=[],
+                kv_offloading_size=None,
             ),
             device_config=SimpleNamespace(device_type="cpu"),
             parallel_config=SimpleNamespace(
