@@ -116,6 +116,10 @@ def test_an_engine_of_32_bits_has_probes_too(found: Found, dtype: str) -> None:
     assert probed["live"] != pytest.approx(base, abs=1e-4)
 
 
+def test_values_of_another_size_than_keys_are_refused(found: Found) -> None:
+    assert "heads of 64 and 128" in found["unequal_heads"]["refused"]
+
+
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_values_that_no_format_holds_are_counted(found: Found, dtype: str) -> None:
     (before,), (after,) = found[dtype]["counted"]["before"], found[dtype]["counted"]["after"]

@@ -87,8 +87,9 @@ class FakeCore:
         self.asked = 0
         model = SimpleNamespace(
             dtype="torch.bfloat16", max_model_len=LENGTH, get_head_size=lambda: HEAD,
-            is_hybrid=False, is_encoder_decoder=False, rswa_window=None, attention_chunk_size=None,
-            use_mla=False,            get_sliding_window=lambda: None, uses_alibi=False,
+            is_hybrid=False, is_encoder_decoder=False, rswa_window=None,
+            attention_chunk_size=None, is_mm_prefix_lm=False,
+            use_mla=False, get_sliding_window=lambda: None, uses_alibi=False,
         )  # fmt: skip
         cache = SimpleNamespace(
             cache_dtype="auto", block_size=BLOCK, num_gpu_blocks_override=None,
@@ -101,7 +102,7 @@ class FakeCore:
         self.vllm_config = SimpleNamespace(
             model_config=model, cache_config=cache, parallel_config=parallel,
             additional_config={}, speculative_config=None, kv_transfer_config=None,
-            max_in_flight_tokens=256,
+            attention_config=SimpleNamespace(use_non_causal=False), max_in_flight_tokens=256,
         )  # fmt: skip
         self.available_gpu_memory_for_kv_cache = cache_bytes
         self.lay_out(dtype, eviction or NO_EVICTION)

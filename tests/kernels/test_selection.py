@@ -8,6 +8,7 @@ import pytest
 
 from enginekit import stand_in
 from kvserving_kernels.errors import UnsupportedEngineError
+from kvserving_kernels.formats import KVCacheDType
 from kvserving_kernels.plugin.adapters.v0_32 import selection
 
 POLICY = {"policy": "StreamingLLM", "sink_tokens": 4, "window_tokens": 256}
@@ -19,6 +20,7 @@ FULL_ATTENTION = {
     "dtype": "torch.bfloat16", "max_model_len": 1024, "get_head_size": lambda: 64,
     "is_hybrid": False, "is_encoder_decoder": False, "rswa_window": None,
     "attention_chunk_size": None, "use_mla": False, "uses_alibi": False,
+    "is_mm_prefix_lm": False,
     "get_sliding_window": lambda: None,
 }  # fmt: skip
 """A model's configuration, as far as it is asked."""
@@ -72,6 +74,7 @@ def config(additional: object, **changes: Any) -> Any:
         "parallel_config": SimpleNamespace(
             prefill_context_parallel_size=1, decode_context_parallel_size=1
         ),
+        "attention_config": SimpleNamespace(use_non_causal=False),
         "speculative_config": None,
         "kv_transfer_config": None,
     }
@@ -115,6 +118,25 @@ def test_models_whose_pages_vllm_would_pad_or_copy_are_refused(
     with pytest.raises(UnsupportedEngineError, match="full attention in every layer"):
         platform.check_and_update_config(config(asked, model=model))
     platform.check_and_update_config(config({}, model=model))
+
+
+@pytest.mark.parametrize("asked", [INT4, EVICT])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"is_mm_prefix_lm": True}},
+        {"attention_config": SimpleNamespace(use_non_causal=True)},
+    ],
+    ids=str,
+)
+def test_models_whose_tokens_see_later_ones_are_refused(
+    platform: Any, asked: object, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(UnsupportedEngineError, match="tokens see later ones"):
+        platform.check_and_update_config(config(asked, **changes))
+    # Nor does an engine that runs offer such a format.
+    assert selection.why_not(config({}, **changes), KVCacheDType.INT4) is not None
+    platform.check_and_update_config(config({}, **changes))
 
 
 @pytest.mark.parametrize("asked", [INT4, EVICT])

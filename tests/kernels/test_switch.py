@@ -333,6 +333,33 @@ def test_random_numbers_go_on_after_a_switch(blocks: BlocksCore, fails: bool) ->
     assert blocks.generators["torch"].state == 42
 
 
+class Layer:
+    """An attention layer of vLLM's."""
+
+    def __init__(self, attn_type: str) -> None:
+        self.attn_type = attn_type
+
+
+def test_only_layers_that_store_get_the_backend_of_a_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stand_in(monkeypatch, "vllm.config", set_current_vllm_config=nullcontext)
+    stand_in(monkeypatch, "vllm.model_executor.layers.attention", Attention=Layer)
+    stand_in(
+        monkeypatch, "vllm.utils.torch_utils", kv_cache_dtype_str_to_dtype=lambda name, _: name
+    )
+    given: list[str] = []
+    monkeypatch.setattr(switch, "_drop_cache", lambda runner: None)
+    monkeypatch.setattr(switch, "give_backend", lambda layer, *_: given.append(layer.attn_type))
+    config = FakeCore().vllm_config
+    layers = [Layer("decoder"), Layer("encoder_only"), object(), Layer("decoder")]
+    config.compilation_config = SimpleNamespace(static_forward_context=dict(enumerate(layers)))
+    runner = SimpleNamespace(vllm_config=config, kv_cache_dtype=None)
+    switch.prepare_worker(SimpleNamespace(model_runner=runner, vllm_config=config), INT4)
+    assert given == ["decoder", "decoder"]
+    assert cache_of(config) == INT4
+
+
 def test_an_engine_that_sleeps_is_left_asleep() -> None:
     core = FakeCore(None)
     core.model_executor.is_sleeping = True

@@ -16,14 +16,17 @@ from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
+import torch
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.worker.utils import copy_kv_cache_blocks_inplace
 
+from kvserving_kernels.errors import UnsupportedEngineError
 from kvserving_kernels.formats import layout_of
 from kvserving_kernels.ops.pages import records
 from kvserving_kernels.ops.records import rows
-from kvserving_kernels.plugin.adapters.v0_32.backend import KVFormatBackend
+from kvserving_kernels.plugin.adapters.v0_32.backend import Int8Backend, KVFormatBackend
 
 BLOCK_SIZE, BUDGET, LENGTH = 64, 256, 1024
 LONG = [(7 * place * place + 3 * place) % 900 + 5 for place in range(2 * BUDGET + 40)]
@@ -222,6 +225,18 @@ def crowded(engine: Engine, dtype: str) -> dict[str, Any]:
     return found
 
 
+def unequal_heads() -> str:
+    """What is said of a layer whose values have another size than its keys."""
+    spec = FullAttentionSpec(
+        block_size=BLOCK_SIZE, num_kv_heads=2, head_size=64, head_size_v=128, dtype=torch.bfloat16
+    )
+    try:
+        Int8Backend.customize_spec(spec)
+    except UnsupportedEngineError as error:
+        return str(error)
+    return ""
+
+
 def main(model: str, dtypes: list[str]) -> None:
     """Print what was found, by format."""
     engine = Engine(model)
@@ -229,6 +244,7 @@ def main(model: str, dtypes: list[str]) -> None:
     found = {dtype: serve(engine, dtype) for dtype in dtypes if dtype != "crowd"}
     engine.change(kv_cache_dtype="auto")
     found["auto"] = {"probed": {"live": engine.probe(LONG)}}
+    found["unequal_heads"] = {"refused": unequal_heads()}
     sys.stdout.write(json.dumps(found) + "\n")
 
 

@@ -17,6 +17,7 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheLayout
 
+from kvserving_kernels.errors import UnsupportedEngineError
 from kvserving_kernels.formats import LAYOUTS, KVCacheDType, KVLayout, PageLayout
 from kvserving_kernels.formats.layout import HEAD_SIZES
 from kvserving_kernels.ops import compiles
@@ -71,6 +72,11 @@ class KVFormatBackend(AttentionBackend):
         """Give the spec with pages of bytes, sized for this format."""
         if spec.state_content_bytes is not None:
             return spec
+        if spec.head_size_v != spec.head_size:
+            raise UnsupportedEngineError(
+                f"KV format {cls.layout.dtype}: expected keys and values of one size, got heads of "
+                f"{spec.head_size} and {spec.head_size_v}"
+            )
         page = cls.layout.page(spec.block_size, spec.head_size)
         return replace(spec, dtype=torch.uint8, state_content_bytes=page.bytes_per_token)
 

@@ -172,6 +172,8 @@ def _why_not_paged(vllm_config: Any) -> str | None:
         return "only decoder models with full attention in every layer are supported"
     if model.use_mla:
         return "models with multi-head latent attention (MLA) are not supported"
+    if model.is_mm_prefix_lm or vllm_config.attention_config.use_non_causal:
+        return "models whose tokens see later ones are not supported"
     if model.get_sliding_window() is not None:
         return "models with sliding-window attention are not supported"
     if model.uses_alibi:

@@ -182,7 +182,8 @@ def prepare_worker(worker: Any, cache: Cache) -> None:
     runner.kv_cache_dtype = kv_cache_dtype_str_to_dtype(name, config.model_config)
     with set_current_vllm_config(config):
         for layer in runner.vllm_config.compilation_config.static_forward_context.values():
-            if isinstance(layer, Attention):
+            # Others store nothing, and their backend is not one of the cache's.
+            if isinstance(layer, Attention) and layer.attn_type == "decoder":
                 give_backend(layer, cache, name, runner.kv_cache_dtype, config)
 
 
