@@ -2,17 +2,13 @@
 
 Without `VLLM_PLUGINS` vLLM loads every plugin that is installed. An engine that has no setting of
 ours is to stay as it is, and whether it has one is only known when its configuration is there. So
-all that it gets are these two questions; the adapter takes their place once one is answered yes.
+all that it gets are two questions; the adapter comes once one of them is answered yes.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from kvserving_kernels.formats.flags import OBJECT
-
-METHODS: Final = ("check_and_update_config", "get_attn_backend_cls")
-"""Of a platform of vLLM's: the first sees each configuration, in the process that makes it, the
-second is called in each worker, which gets a configuration that was made elsewhere."""
 
 
 def has_settings(vllm_config: Any) -> bool:
@@ -26,34 +22,31 @@ def wait_for_settings(
 ) -> None:
     """Call `install` before a platform first sees a configuration with a setting of ours.
 
-    `current_config` gives the configuration that a worker's model is built with.
+    A process that makes a configuration has it checked; a worker, which gets one that was made
+    elsewhere, asks for attention backends, with `current_config` as its configuration.
     """
     owner = type(platform)
     if getattr(owner.check_and_update_config, "__module__", None) == __name__:
         return
-    own = {name: vars(owner).get(name) for name in METHODS}
-    check, choose = (getattr(owner, name) for name in METHODS)
+    check, choose = owner.check_and_update_config, owner.get_attn_backend_cls
+    waits = True
 
-    def give_way() -> None:
-        for name, method in own.items():
-            if method is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, method)
+    def comes(vllm_config: Any) -> bool:
+        nonlocal waits
+        if not waits or not has_settings(vllm_config):
+            return False
         install()
+        # The adapter has wrapped these two: from now on they pass on what they are asked.
+        waits = False
+        return True
 
     def check_and_update_config(cls: Any, vllm_config: Any) -> None:
-        if not has_settings(vllm_config):
-            check(vllm_config)
-            return
-        give_way()
-        owner.check_and_update_config(vllm_config)
+        now = owner.check_and_update_config if comes(vllm_config) else check
+        now(vllm_config)
 
     def get_attn_backend_cls(cls: Any, *arguments: Any, **named: Any) -> Any:
-        if not has_settings(current_config()):
-            return choose(*arguments, **named)
-        give_way()
-        return owner.get_attn_backend_cls(*arguments, **named)
+        now = owner.get_attn_backend_cls if waits and comes(current_config()) else choose
+        return now(*arguments, **named)
 
     owner.check_and_update_config = classmethod(check_and_update_config)
     owner.get_attn_backend_cls = classmethod(get_attn_backend_cls)
