@@ -101,8 +101,16 @@ def test_what_all_ranks_say_is_told_once(core: Core) -> None:
 def test_a_rank_that_fails_alone_in_a_common_computation_ends_the_engine(
     core: Core, failing: set[int]
 ) -> None:
-    with pytest.raises(EngineEndsError, match=r"not all ranks.*no room.*: the engine ends"):
+    with pytest.raises(EngineEndsError, match=r"not failed alike .*no room.*: the engine ends"):
         ask(core, partial(failing_in, failing), together=True)
+    assert core.told() == [FAILED]
+
+
+def test_ranks_that_fail_for_reasons_of_their_own_are_not_in_step(core: Core) -> None:
+    with pytest.raises(WorkerError, match=r"rank 0 of 3: .*rank 2 of 3: "):
+        ask(core, partial(failing_in, ALL))
+    with pytest.raises(EngineEndsError, match="not failed alike"):
+        ask(core, partial(failing_in, ALL), together=True)
     assert core.told() == [FAILED]
 
 
@@ -130,6 +138,27 @@ def test_a_rank_that_does_not_answer_in_time_ends_the_engine(core: Core, silent:
     # What the silent rank says by now is not taken for an answer to something else.
     with pytest.raises(EngineEndsError):
         ask(core, rank_of)
+
+
+@pytest.mark.parametrize(
+    ("variable", "seconds"), [(None, 600.0), ("10", 600.0), ("300", 600.0), ("3600", 7200.0)]
+)
+def test_workers_have_time_for_the_step_that_they_are_at(
+    core: Core, monkeypatch: pytest.MonkeyPatch, variable: str | None, seconds: float
+) -> None:
+    monkeypatch.delenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", variable)
+    limits: list[float | None] = []
+    original = core.model_executor.collective_rpc
+
+    def noted(function: Any, timeout: float, **more: Any) -> list[Any]:
+        limits.append(timeout)
+        return original(function, timeout, **more)
+
+    core.model_executor.collective_rpc = noted  # type: ignore[assignment]
+    ask(core, rank_of)
+    assert limits == [seconds]
 
 
 def test_an_executor_that_is_broken_ends_the_engine(core: Core) -> None:

@@ -7,13 +7,15 @@ answer stays in their queues, and the next call takes it for its own. So nothing
 raises in a worker, a failure is an answer like others, and each answer names its question. Where
 that does not help, the queues are not to be trusted any more, and the engine ends.
 
-Ranks that compute together wait for each other. One that fails alone leaves the others waiting for
-it, or a step away from it, and no question afterwards can put that right: the engine ends too.
+Ranks that compute together wait for each other. One that fails alone, or for a reason of its own,
+leaves the others waiting for it, or a step away from it, and no question afterwards can put that
+right: the engine ends too.
 """
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,11 +25,12 @@ from kvserving_kernels.errors import EngineEndsError, WorkerError
 
 logger = logging.getLogger("vllm.kvserving")
 
-ANSWER_SECONDS: Final = 600.0
-"""How long all workers may take to answer: twice what vLLM gives them for a step."""
+STEP_SECONDS: Final = 300.0
+STEP_VARIABLE: Final = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
+"""Variable of vLLM's for how long workers may take for a step, and what it is without it."""
 
-TOGETHER: Final = frozenset({"compile_or_warm_up_model", "determine_available_memory"})
-"""Methods of vLLM's workers in which ranks compute together."""
+TOGETHER: Final = frozenset({"compile_or_warm_up_model"})
+"""Methods of vLLM's workers, of those that a switch needs, in which ranks compute together."""
 
 _ENDED: Final = "_kvserving_ended"
 
@@ -43,13 +46,21 @@ class Answer:
     problem: str | None = None
 
 
+def answer_seconds() -> float:
+    """How long all workers may take to answer: a step that is under way, and as long again."""
+    return 2 * max(STEP_SECONDS, float(os.environ.get(STEP_VARIABLE, STEP_SECONDS)))
+
+
 def ask(
-    core: Any, function: Callable[..., Any], together: bool = False, seconds: float = ANSWER_SECONDS
+    core: Any,
+    function: Callable[..., Any],
+    together: bool = False,
+    seconds: float | None = None,
 ) -> list[Any]:
     """What `function` gives for each worker, by rank; `together` if ranks compute in it together.
 
-    WorkerError where it failed in some of them and all are ready for another question,
-    EngineEndsError where they are not.
+    Without `seconds` they have `answer_seconds`. WorkerError where it failed in some of them and
+    all are ready for another question, EngineEndsError where they are not.
     """
     _refuse_if_ended(core)
     return _ask(core, core.model_executor.collective_rpc, function, (), {}, together, seconds)
@@ -68,7 +79,7 @@ def asked_by_vllm(core: Any) -> Iterator[None]:
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
         together = method in TOGETHER
-        return _ask(core, original, method, args, kwargs or {}, together, timeout or ANSWER_SECONDS)
+        return _ask(core, original, method, args, kwargs or {}, together, timeout)
 
     executor.collective_rpc = collective_rpc
     try:
@@ -116,12 +127,13 @@ def _ask(
     arguments: tuple[Any, ...],
     named: dict[str, Any],
     together: bool,
-    seconds: float,
+    seconds: float | None,
 ) -> list[Any]:
     question = next(_questions)
     asked = partial(answered, question=question, function=function)
+    limit = answer_seconds() if seconds is None else seconds
     try:
-        answers: list[Any] = call(asked, timeout=seconds, args=arguments, kwargs=named)
+        answers: list[Any] = call(asked, timeout=limit, args=arguments, kwargs=named)
     # Of a worker's own no exception comes; these tell of the executor, or of the time.
     except Exception as error:
         logger.exception("kvserving: the workers cannot be asked")
@@ -130,16 +142,14 @@ def _ask(
     if not all(isinstance(answer, Answer) and answer.question == question for answer in answers):
         raise end(core, "the workers answer another question than the one they were asked")
     failed = {rank: answer.problem for rank, answer in enumerate(answers) if answer.problem}
-    if failed:
-        problem = _told(failed, answers)
-        if together and len(failed) < len(answers):
-            raise end(core, f"not all ranks of a common computation failed ({problem})")
-        raise WorkerError(problem)
-    return [answer.value for answer in answers]
+    if not failed:
+        return [answer.value for answer in answers]
+    alike = len(failed) == len(answers) and len(set(failed.values())) == 1
+    problem = next(iter(failed.values())) if alike else _told(failed, len(answers))
+    if together and not alike:
+        raise end(core, f"the ranks of a common computation have not failed alike ({problem})")
+    raise WorkerError(problem)
 
 
-def _told(failed: dict[int, str], answers: Sequence[Answer]) -> str:
-    problems = set(failed.values())
-    if len(failed) == len(answers) and len(problems) == 1:
-        return problems.pop()
-    return "; ".join(f"rank {rank} of {len(answers)}: {what}" for rank, what in failed.items())
+def _told(failed: dict[int, str], ranks: int) -> str:
+    return "; ".join(f"rank {rank} of {ranks}: {problem}" for rank, problem in failed.items())
