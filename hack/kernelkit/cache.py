@@ -8,9 +8,10 @@ import torch
 
 from kernelkit.device import operations_for
 from kvserving_kernels.formats import KVLayout, PageLayout, layout_of
+from kvserving_kernels.ops.interface import Operations
 from kvserving_kernels.ops.pages import Batch, records
 from kvserving_kernels.ops.reference import read_block
-from kvserving_kernels.ops.registry import Implementation, Operations
+from kvserving_kernels.ops.registry import Implementation
 from kvserving_kernels.ops.rotation import rotate_back
 
 IMPLEMENTATIONS: Final = (

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from kvserving_kernels.formats import PageLayout
+from kvserving_kernels.ops.interface import Operations
 from kvserving_kernels.ops.pages import Batch
-from kvserving_kernels.ops.registry import Implementation, Operations, select
+from kvserving_kernels.ops.registry import Implementation, select
 
 
 def operations_for(page: PageLayout, implementation: Implementation) -> Operations:
@@ -21,7 +22,7 @@ def operations_for(page: PageLayout, implementation: Implementation) -> Operatio
 
 
 @dataclass(frozen=True)
-class OnDevice:
+class OnDevice(Operations):
     """Takes tensors to the GPU before a call and back after it, all memory around pages too."""
 
     operations: Operations

@@ -41,6 +41,10 @@ class SwitchError(KVServingError):
     """Another KV format could not be put in force; the one from before is."""
 
 
+class WorkerError(KVServingError):
+    """Something failed in a worker, or in several; all of them can be asked again."""
+
+
 class EngineEndsError(KVServingError):
     """The engine can no longer serve and has been told to end; nothing is said of its settings."""
 

@@ -65,9 +65,19 @@ class Fault:
     def __init__(self, file: Path) -> None:
         self.file = file
 
-    def at(self, step: str, times: int = 1) -> None:
-        """Have the step fail so many times."""
-        self.file.write_text(f"{step} {times}")
+    def at(self, step: str, times: int = 1, rank: int | None = None) -> None:
+        """Have the step fail so many times, in one rank alone where it is given."""
+        where = "" if rank is None else f" {rank}"
+        self.file.write_text(f"{step} {times}{where}")
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment of an engine that has these faults."""
+        return {
+            "VLLM_PLUGINS": f"{PLUGINS},kvserving_faults",
+            "PYTHONPATH": f"{ROOT / 'kernels'}:{FAULTS}",
+            "KVSERVING_FAULT_FILE": str(self.file),
+        }
 
     @property
     def is_pending(self) -> bool:
@@ -147,6 +157,12 @@ def fault(tmp_path_factory: pytest.TempPathFactory) -> Fault:
     return Fault(tmp_path_factory.mktemp("faults") / "fault")
 
 
+@pytest.fixture
+def own_fault(tmp_path: Path) -> Fault:
+    """Faults of an engine that a test starts itself."""
+    return Fault(tmp_path / "fault")
+
+
 @pytest.fixture(scope="session")
 def shared_flags() -> tuple[str, ...]:
     """Flags of the shared engine."""
@@ -161,12 +177,7 @@ def shared_engine(
     start_engine: Callable[..., object], shared_flags: tuple[str, ...], fault: Fault
 ) -> Iterator[Engine]:
     """One server for all tests that change its KV cache live; each leaves it as it began."""
-    server: Any = start_engine(
-        *shared_flags,
-        VLLM_PLUGINS=f"{PLUGINS},kvserving_faults",
-        PYTHONPATH=f"{ROOT / 'kernels'}:{FAULTS}",
-        KVSERVING_FAULT_FILE=str(fault.file),
-    )
+    server: Any = start_engine(*shared_flags, **fault.variables)
     with server as engine:
         yield engine
 

@@ -1,5 +1,6 @@
 """Selection of the plugin, of a vLLM version's adapter, and the guard at start."""
 
+import os
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -65,6 +66,18 @@ def test_a_cache_of_another_16_bit_type_than_the_model_is_refused() -> None:
     check_kv_dtype("bfloat16", "CPU", "0.32.0", {"avx2"}, "bfloat16")
     with pytest.raises(UnsupportedKVDTypeError, match="runs in float32"):
         check_kv_dtype("bfloat16", "CPU", "0.32.0", {"avx2"}, "float32")
+
+
+@pytest.mark.parametrize("variable", ["", "other", "kvserving_http"])
+def test_where_only_others_are_named_no_adapter_is_imported(variable: str) -> None:
+    code = (
+        "import sys, kvserving_kernels.plugin; kvserving_kernels.plugin.register(); "
+        "sys.exit(any(n == 'vllm' or n.startswith('kvserving_kernels.plugin.') "
+        "for n in sys.modules))"
+    )
+    environment = {**os.environ, "VLLM_PLUGINS": variable}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
+    assert done.returncode == 0
 
 
 def test_importing_the_plugin_imports_neither_vllm_nor_a_web_framework() -> None:

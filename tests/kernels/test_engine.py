@@ -192,7 +192,7 @@ async def test_metrics_follow_a_change(engine: Any, client: httpx.AsyncClient) -
 
 
 @pytest.mark.full
-async def test_a_plugin_that_is_not_selected_changes_nothing(
+async def test_an_engine_that_names_the_plugin_answers_as_one_that_does_not(
     start_engine: StartEngine, client: httpx.AsyncClient
 ) -> None:
     body = {

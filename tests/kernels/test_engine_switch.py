@@ -258,6 +258,36 @@ def test_a_format_that_cannot_be_had_is_refused_at_start(
     assert message in (run.stdout + run.stderr).strip().splitlines()[-1]
 
 
+@pytest.mark.full
+async def test_of_two_ranks_both_have_the_old_format_again(
+    start_engine: StartEngine, shared_flags: tuple[str, ...], own_fault: Any
+) -> None:
+    flags = (*shared_flags, "--tensor-parallel-size", "2")
+    with start_engine(*flags, **own_fault.variables) as engine:
+        async with httpx.AsyncClient(
+            base_url=engine.url, headers=engine.headers, timeout=900
+        ) as client:
+            assert (await switch(client, "int8")).status_code == 200
+            before, fresh = await runtime(client), await score(client)
+            for rank in (0, 1):
+                for step in ("backend", "allocate"):
+                    own_fault.at(step, rank=rank)
+                    answer = await switch(client, "int4")
+                    assert answer.status_code == 500, answer.text
+                    message = answer.json()["error"]["message"]
+                    assert f"rank {rank} of 2: MemoryError: fault at {step}" in message
+                    assert "int8 is in force again" in message
+                    assert not own_fault.is_pending
+                    # Each answer is one to what was asked.
+                    after = await runtime(client)
+                    assert after["effective"] == before["effective"]
+                    assert after["capacity"] == before["capacity"]
+                    assert await score(client) == pytest.approx(fresh, abs=1e-3)
+            assert (await switch(client, "int4")).status_code == 200
+            assert (await switch(client, "int8")).status_code == 200
+            assert await score(client) == pytest.approx(fresh, abs=1e-3)
+
+
 # The last one: the shared engine is gone afterwards.
 async def test_an_engine_that_lost_its_cache_ends_instead_of_answering(
     engine: Any, client: httpx.AsyncClient, fault: Any

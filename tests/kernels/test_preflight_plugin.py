@@ -64,6 +64,9 @@ def test_settings_that_the_plugin_does_not_take_are_refused(
         ("--kv-offloading-size 4", {}, "--kv-offloading-size"),
         ("--kv_offloading_size=4", {}, "--kv-offloading-size"),
         ("-tp 4 --decode-context-parallel-size 2", {}, "context parallelism"),
+        ("--kv-cache-dtype-skip-layers 0 1", {}, "--kv-cache-dtype-skip-layers"),
+        ("", {"attention_chunk_size": 8192}, "full attention in every layer"),
+        ("", {"is_encoder_decoder": True}, "full attention in every layer"),
     ],
 )
 def test_what_needs_vllms_own_cache_is_refused_before_any_pod(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvserving_kernels.errors import InvalidProbeError, ProbeRefusedError
+from kvserving_kernels.errors import EngineEndsError, InvalidProbeError, ProbeRefusedError
 from kvserving_kernels.formats import LAYOUTS, layout_of
 from kvserving_kernels.formats.reads import low_bit_share
 from kvserving_kernels.plugin.memory import free_host_bytes
@@ -355,6 +355,26 @@ def test_an_error_in_a_slice_ends_the_probe_and_frees_its_cache() -> None:
     answer = prober.advance("a")
     assert (answer["outcome"], engine.is_open) == ("Failed", False)
     assert "out of memory" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("opening", [True, False])
+def test_of_an_engine_that_ends_nothing_is_told_or_freed(opening: bool) -> None:
+    class Counting(FakeEngine):
+        closed = 0
+
+        def close(self) -> None:
+            self.closed += 1
+
+    engine = Counting()
+    prober = Prober(engine, engine.clock)
+    if not opening:
+        prober.begin("a", document())
+    engine.error = EngineEndsError("a rank failed alone: the engine ends")
+    with pytest.raises(EngineEndsError, match="a rank failed alone"):
+        prober.begin("a", document()) if opening else prober.advance("a")
+    # Once, before the probe began.
+    assert engine.closed == 1
+    assert prober.advance("a")["outcome"] == "Ended"
 
 
 def test_likelihoods_that_are_no_numbers_are_a_failure() -> None:

@@ -87,19 +87,22 @@ class FakeCore:
         self.asked = 0
         model = SimpleNamespace(
             dtype="torch.bfloat16", max_model_len=LENGTH, get_head_size=lambda: HEAD,
-            is_hybrid=False, is_encoder_decoder=False, rswa_window=None, use_mla=False,
-            get_sliding_window=lambda: None, uses_alibi=False,
+            is_hybrid=False, is_encoder_decoder=False, rswa_window=None,
+            attention_chunk_size=None, is_mm_prefix_lm=False,
+            use_mla=False, get_sliding_window=lambda: None, uses_alibi=False,
         )  # fmt: skip
         cache = SimpleNamespace(
             cache_dtype="auto", block_size=BLOCK, num_gpu_blocks_override=None,
-            kv_sharing_fast_prefill=False, user_specified_block_size=True,
-            kv_offloading_size=None,
+            kv_sharing_fast_prefill=False, kv_cache_dtype_skip_layers=[],
+            user_specified_block_size=True,            kv_offloading_size=None,
         )  # fmt: skip
-        parallel = SimpleNamespace(prefill_context_parallel_size=1, decode_context_parallel_size=1)
+        parallel = SimpleNamespace(
+            world_size=1, prefill_context_parallel_size=1, decode_context_parallel_size=1
+        )
         self.vllm_config = SimpleNamespace(
             model_config=model, cache_config=cache, parallel_config=parallel,
             additional_config={}, speculative_config=None, kv_transfer_config=None,
-            max_in_flight_tokens=256,
+            attention_config=SimpleNamespace(use_non_causal=False), max_in_flight_tokens=256,
         )  # fmt: skip
         self.available_gpu_memory_for_kv_cache = cache_bytes
         self.lay_out(dtype, eviction or NO_EVICTION)
@@ -110,14 +113,18 @@ class FakeCore:
         set_cache(self.vllm_config, dtype, eviction)
         blocks = self.available_gpu_memory_for_kv_cache // _block_bytes(dtype)
         tensor = SimpleNamespace(size=blocks * _block_bytes(dtype))
+        # Layers of several kinds share one allocation, and each kind has its size.
+        tensors = [tensor, tensor]
         self.scheduler = SimpleNamespace(
-            kv_cache_config=SimpleNamespace(num_blocks=blocks, kv_cache_tensors=[tensor])
+            kv_cache_config=SimpleNamespace(num_blocks=blocks, kv_cache_tensors=tensors)
         )
 
-    def collective_rpc(self, ask: object) -> list[str | None]:
+    def collective_rpc(
+        self, asked: Any, timeout: float, args: tuple[()], kwargs: dict[str, Any]
+    ) -> list[Any]:
         """What two workers answer."""
         self.asked += 1
-        return [None, self.backend]
+        return [asked(None), asked(self.backend)]
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +132,8 @@ def evicting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stands for the module that needs torch and vLLM."""
     package = "kvserving_kernels.plugin.adapters.v0_32"
     module = ModuleType(f"{package}.evicting")
-    module.__dict__["backend_that_cannot_evict"] = None
+    # A worker is here no more than what it answers.
+    module.__dict__["backend_that_cannot_evict"] = lambda worker: worker
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(sys.modules[package], "evicting", module, raising=False)
 

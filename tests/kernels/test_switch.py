@@ -4,17 +4,19 @@ import queue
 import random
 import sys
 from collections import deque
+from collections.abc import Iterator
 from contextlib import nullcontext
-from functools import partial
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from enginekit import RankExecutor, ranks, stand_in
 from kvserving_kernels.errors import EngineEndsError, SwitchError
 from kvserving_kernels.eviction import NO_EVICTION
 from kvserving_kernels.plugin.adapters.v0_32 import switch
-from kvserving_kernels.plugin.adapters.v0_32.switch import Cache, switch_cache
+from kvserving_kernels.plugin.adapters.v0_32.ranks import ask
+from kvserving_kernels.plugin.adapters.v0_32.switch import Cache, cache_of, switch_cache
 
 INT4 = Cache("int4", NO_EVICTION)
 FAILED = ("EXECUTOR_FAILED", b"")
@@ -35,6 +37,7 @@ class FakeCore:
         self.reset = False
         self.pause_state = "UNPAUSED"
         self.scheduler: Any = self
+        self.model_executor: Any = SimpleNamespace(is_sleeping=False)
 
     def set_pause_state(self, state: str) -> None:
         """Remember it."""
@@ -77,24 +80,13 @@ class InProcessCore(FakeCore):
         FakeCore._process_engine_step(self)
 
 
-def _module(monkeypatch: pytest.MonkeyPatch, name: str, **contents: object) -> None:
-    """Stand for a module of vLLM's, with the packages that it is in."""
-    parts = name.split(".")
-    for end in range(1, len(parts) + 1):
-        package = ".".join(parts[:end])
-        if package not in sys.modules:
-            monkeypatch.setitem(sys.modules, package, ModuleType(package))
-    for key, value in contents.items():
-        monkeypatch.setattr(sys.modules[name], key, value, raising=False)
-
-
 @pytest.fixture(autouse=True)
 def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """The names of vLLM's that a switch needs outside its workers."""
     pauses = SimpleNamespace(PAUSED_ALL="PAUSED_ALL")
-    _module(monkeypatch, "vllm.v1.core.sched.interface", PauseState=pauses)
+    stand_in(monkeypatch, "vllm.v1.core.sched.interface", PauseState=pauses)
     requests = SimpleNamespace(EXECUTOR_FAILED="EXECUTOR_FAILED")
-    _module(monkeypatch, "vllm.v1.engine", EngineCoreRequestType=requests)
+    stand_in(monkeypatch, "vllm.v1.engine", EngineCoreRequestType=requests)
 
 
 @pytest.fixture
@@ -194,19 +186,52 @@ class Generator:
         self.state = state
 
 
+class Worker:
+    """A worker that fails at a step as often as it is told."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.faults: dict[str, int] = {}
+        self.prepared: list[Cache] = []
+        kv_cache = SimpleNamespace(kv_cache_tensors=[SimpleNamespace(size=1 << 20)])
+        self.model_runner = SimpleNamespace(kv_cache_config=kv_cache)
+
+    def come_to(self, step: str) -> None:
+        """Fail, or not."""
+        if self.faults.get(step, 0):
+            self.faults[step] -= 1
+            raise MemoryError(f"fault at {step}")
+
+    def initialize_from_config(self, kv_cache: object) -> None:
+        """Pages for the cache that was prepared."""
+        self.come_to("allocate")
+
+    def compile_or_warm_up_model(self) -> None:
+        """All ranks together."""
+        self.come_to("warm up")
+
+
+def prepare(worker: Any, cache: Cache) -> None:
+    """Stands for what has to do with layers, of which workers have none here."""
+    worker.come_to("prepare")
+    worker.prepared.append(cache)
+
+
 class BlocksCore(FakeCore):
     """A core whose scheduler has blocks; laying out fails as often as it is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, executor: RankExecutor) -> None:
         super().__init__()
         self.vllm_config.max_in_flight_tokens = 256
-        self.vllm_config.parallel_config = SimpleNamespace(world_size=1)
-        self.calls: list[str] = []
+        self.workers = [Worker(rank) for rank in range(len(executor.workers))]
+        executor.workers[:] = self.workers
+        self.model_executor = executor
+        self.vllm_config.parallel_config = SimpleNamespace(world_size=len(self.workers))
+        self.vllm_config.cache_config.kv_cache_memory_bytes = None
+        self.vllm_config.cache_config.num_gpu_blocks_override = None
         self.generators = {name: Generator(7) for name in ("numpy", "torch", "cuda")}
         self.layouts: list[Exception] = []
         self.available_gpu_memory_for_kv_cache = 1 << 20
-        self.worker = SimpleNamespace()
-        self.model_executor = SimpleNamespace(collective_rpc=self._call)
         cache_config = SimpleNamespace(
             enable_prefix_caching=True, enable_mamba_shared_prefix_checkpoint=False
         )
@@ -223,15 +248,10 @@ class BlocksCore(FakeCore):
     def _manager_events(self) -> Any:
         return self.scheduler.kv_cache_manager.block_pool.kv_event_queue
 
-    def _call(self, function: Any) -> None:
-        """The worker has no layers here."""
-        if isinstance(function, partial):
-            self.calls.append(function.func.__name__)
-        else:
-            function(self.worker)
-
     def _initialize_kv_caches(self, vllm_config: object) -> object:
-        self.calls.append("_initialize_kv_caches")
+        assert len(self.model_executor.determine_available_memory()) == len(self.workers)
+        self.model_executor.collective_rpc("initialize_from_config", args=("plan",))
+        self.model_executor.collective_rpc("compile_or_warm_up_model")
         # As vLLM does when it has warmed up.
         random.seed(0)
         for generator in self.generators.values():
@@ -243,8 +263,21 @@ class BlocksCore(FakeCore):
 
 
 @pytest.fixture
-def blocks(monkeypatch: pytest.MonkeyPatch) -> BlocksCore:
-    core = BlocksCore()
+def world_size() -> int:
+    """How many ranks the engine has."""
+    return 1
+
+
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch, world_size: int) -> Iterator[BlocksCore]:
+    with ranks(world_size) as executor:
+        core = BlocksCore(executor)
+        _stand_in_for_libraries(monkeypatch, core)
+        yield core
+
+
+def _stand_in_for_libraries(monkeypatch: pytest.MonkeyPatch, core: BlocksCore) -> None:
+    monkeypatch.setattr(switch, "prepare_worker", prepare)
 
     def manager(**arguments: object) -> FakeManager:
         error = core.layouts.pop(0) if core.layouts else None
@@ -252,8 +285,8 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> BlocksCore:
             raise error
         return FakeManager(**arguments)
 
-    _module(monkeypatch, "vllm.v1.core.kv_cache_manager", KVCacheManager=manager)
-    _module(
+    stand_in(monkeypatch, "vllm.v1.core.kv_cache_manager", KVCacheManager=manager)
+    stand_in(
         monkeypatch,
         "vllm.v1.core.kv_cache_utils",
         resolve_kv_cache_block_sizes=lambda *_: (128, 128),
@@ -266,7 +299,6 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> BlocksCore:
     monkeypatch.setitem(sys.modules, "numpy", SimpleNamespace(random=numpy_random))
     fake = SimpleNamespace(get_rng_state=torch.get, set_rng_state=torch.put, cuda=device)
     monkeypatch.setitem(sys.modules, "torch", fake)
-    return core
 
 
 def test_what_happened_to_the_old_blocks_is_still_told(blocks: BlocksCore) -> None:
@@ -299,3 +331,130 @@ def test_random_numbers_go_on_after_a_switch(blocks: BlocksCore, fails: bool) ->
     blocks.generators["torch"].state = 42
     switch_cache(blocks, INT4)
     assert blocks.generators["torch"].state == 42
+
+
+class Layer:
+    """An attention layer of vLLM's."""
+
+    def __init__(self, attn_type: str) -> None:
+        self.attn_type = attn_type
+
+
+def test_only_layers_that_store_get_the_backend_of_a_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stand_in(monkeypatch, "vllm.config", set_current_vllm_config=nullcontext)
+    stand_in(monkeypatch, "vllm.model_executor.layers.attention", Attention=Layer)
+    stand_in(
+        monkeypatch, "vllm.utils.torch_utils", kv_cache_dtype_str_to_dtype=lambda name, _: name
+    )
+    given: list[str] = []
+    monkeypatch.setattr(switch, "_drop_cache", lambda runner: None)
+    monkeypatch.setattr(switch, "give_backend", lambda layer, *_: given.append(layer.attn_type))
+    config = FakeCore().vllm_config
+    layers = [Layer("decoder"), Layer("encoder_only"), object(), Layer("decoder")]
+    config.compilation_config = SimpleNamespace(static_forward_context=dict(enumerate(layers)))
+    runner = SimpleNamespace(vllm_config=config, kv_cache_dtype=None)
+    switch.prepare_worker(SimpleNamespace(model_runner=runner, vllm_config=config), INT4)
+    assert given == ["decoder", "decoder"]
+    assert cache_of(config) == INT4
+
+
+def test_an_engine_that_sleeps_is_left_asleep() -> None:
+    core = FakeCore(None)
+    core.model_executor.is_sleeping = True
+    with pytest.raises(SwitchError, match="the engine sleeps: wake it up first"):
+        switch_cache(core, INT4)
+    assert (len(core.batch_queue), core.reset, core.told()) == (1, False, [])
+
+
+BEFORE = Cache("bfloat16", NO_EVICTION)
+SOME = ((0,), (1,), (2,), (0, 2))
+ALL = (0, 1, 2)
+several_ranks = pytest.mark.parametrize("world_size", [3])
+
+
+def _fail(core: BlocksCore, step: str, failing: tuple[int, ...], times: int = 1) -> None:
+    for rank in failing:
+        core.workers[rank].faults[step] = times
+
+
+@several_ranks
+@pytest.mark.parametrize("failing", [*SOME, ALL], ids=str)
+@pytest.mark.parametrize("step", ["prepare", "allocate"])
+def test_all_have_the_old_cache_again_whichever_fails(
+    blocks: BlocksCore, step: str, failing: tuple[int, ...]
+) -> None:
+    _fail(blocks, step, failing)
+    with pytest.raises(SwitchError) as failed:
+        switch_cache(blocks, INT4)
+    assert f"fault at {step}" in str(failed.value)
+    assert "bfloat16 is in force again" in str(failed.value)
+    assert [worker.prepared[-1] for worker in blocks.workers] == [BEFORE] * 3
+    assert cache_of(blocks.vllm_config) == BEFORE
+    assert blocks.told() == []
+    # Each rank answers what it is asked, and nothing that it was asked before.
+    assert ask(blocks, _rank_of) == [0, 1, 2]
+    switch_cache(blocks, INT4)
+    assert [worker.prepared[-1] for worker in blocks.workers] == [INT4] * 3
+
+
+@several_ranks
+@pytest.mark.parametrize("failing", SOME, ids=str)
+def test_a_rank_that_leaves_the_others_alone_while_all_warm_up_ends_the_engine(
+    blocks: BlocksCore, failing: tuple[int, ...]
+) -> None:
+    _fail(blocks, "warm up", failing)
+    with pytest.raises(EngineEndsError, match=r"not failed alike .*fault at warm up"):
+        switch_cache(blocks, INT4)
+    assert blocks.told() == [FAILED]
+    assert [worker.prepared for worker in blocks.workers] == [[INT4]] * 3
+
+
+@several_ranks
+def test_warming_up_may_fail_everywhere(blocks: BlocksCore) -> None:
+    _fail(blocks, "warm up", ALL)
+    with pytest.raises(SwitchError, match=r"int4: MemoryError: fault at warm up; bfloat16 is"):
+        switch_cache(blocks, INT4)
+    assert blocks.told() == []
+
+
+@several_ranks
+@pytest.mark.parametrize("failing", SOME, ids=str)
+def test_a_rank_that_cannot_have_the_old_cache_again_ends_the_engine(
+    blocks: BlocksCore, failing: tuple[int, ...]
+) -> None:
+    _fail(blocks, "allocate", failing, times=2)
+    with pytest.raises(EngineEndsError, match="cannot be restored"):
+        switch_cache(blocks, INT4)
+    assert blocks.told() == [FAILED]
+
+
+@several_ranks
+def test_an_executor_that_breaks_down_ends_the_engine(blocks: BlocksCore) -> None:
+    blocks.model_executor.broken = RuntimeError("Executor failed.")
+    with pytest.raises(EngineEndsError, match="Executor failed"):
+        switch_cache(blocks, INT4)
+    assert set(blocks.told()) == {FAILED}
+
+
+@several_ranks
+def test_its_memory_is_each_ranks_own(blocks: BlocksCore) -> None:
+    for worker in blocks.workers:
+        [tensor] = worker.model_runner.kv_cache_config.kv_cache_tensors
+        tensor.size -= worker.rank
+    offered = []
+    initialize = blocks._initialize_kv_caches
+
+    def note(vllm_config: object) -> object:
+        offered.append(blocks.model_executor.determine_available_memory())
+        return initialize(vllm_config)
+
+    blocks._initialize_kv_caches = note  # type: ignore[method-assign]
+    switch_cache(blocks, INT4)
+    assert offered == [[1 << 20, (1 << 20) - 1, (1 << 20) - 2]]
+    assert not hasattr(blocks.model_executor, "determine_available_memory")
+
+
+def _rank_of(worker: Any) -> int:
+    return int(worker.rank)

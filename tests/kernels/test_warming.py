@@ -77,6 +77,7 @@ class Image:
         monkeypatch.delattr(v0_32, "warming", raising=False)
         from kvserving_kernels.plugin.adapters.v0_32 import waiting, warming
 
+        self.warming = warming
         monkeypatch.setattr(warming, "machine", lambda: MACHINE)
         monkeypatch.setattr(waiting, "sleep_at_once", lambda: None)
 
@@ -85,20 +86,23 @@ class Image:
         v0_32.install(named)
         model = SimpleNamespace(
             dtype="torch.bfloat16", max_model_len=1024, get_head_size=lambda: 64, is_hybrid=False,
-            is_encoder_decoder=False, rswa_window=None, use_mla=False, uses_alibi=False,
-            get_sliding_window=lambda: None,
+            is_encoder_decoder=False, rswa_window=None,
+            attention_chunk_size=None, is_mm_prefix_lm=False, use_mla=False,
+            uses_alibi=False, get_sliding_window=lambda: None,
         )  # fmt: skip
         self.config = SimpleNamespace(
             additional_config=additional, model_config=model, max_in_flight_tokens=256,
             cache_config=SimpleNamespace(
                 cache_dtype="auto", block_size=128, user_specified_block_size=True,
-                kv_sharing_fast_prefill=False, kv_offloading_size=None,
+                kv_sharing_fast_prefill=False, kv_cache_dtype_skip_layers=[],
+                kv_offloading_size=None,
             ),
             device_config=SimpleNamespace(device_type="cpu"),
             parallel_config=SimpleNamespace(
                 prefill_context_parallel_size=1, decode_context_parallel_size=1
             ),
             speculative_config=None, kv_transfer_config=None,
+            attention_config=SimpleNamespace(use_non_causal=False),
         )  # fmt: skip
         self.platform.check_and_update_config(self.config)
         self.named_folder = os.environ.get("NUMBA_CACHE_DIR")
@@ -156,3 +160,26 @@ def test_a_folder_that_somebody_has_named_is_kept(
     image.start(False, INT4)
     assert (tmp_path / "mine" / "machine.txt").exists()
     assert not image.root.exists()
+
+
+def test_who_reads_the_kernels_has_all_of_the_old_or_all_of_the_new(image: Image) -> None:
+    image.start(True, INT4)
+    machine = image.root / "kvserving" / "machine.txt"
+    with machine.open() as read:
+        (image.shipped / "more").write_text("another engine's image")
+        assert image.warming.take_over(image.shipped, machine.parent)
+        # Written over in place, a file is empty for a moment, and this reader's too.
+        assert os.fstat(read.fileno()).st_ino != machine.stat().st_ino
+        assert read.read() == MACHINE
+    assert sorted(path.name for path in machine.parent.iterdir()) == sorted(
+        path.name for path in image.shipped.iterdir()
+    )
+
+
+def test_a_folder_that_takes_no_file_keeps_no_half_of_one(image: Image, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    (target / "taken").mkdir(parents=True)
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(OSError, match="taken"):
+        image.warming._put(str(tmp_path / "taken"), str(target / "taken"))
+    assert [path.name for path in target.iterdir()] == ["taken"]

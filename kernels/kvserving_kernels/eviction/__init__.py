@@ -3,6 +3,7 @@
 from kvserving_kernels.eviction.setting import (
     ANY_ENGINE,
     BACKENDS,
+    DEFAULT_SINK_TOKENS,
     MAXIMUM_WINDOW_TOKENS,
     NO_EVICTION,
     Eviction,
@@ -15,6 +16,7 @@ from kvserving_kernels.eviction.streaming_llm import StreamingLLM
 __all__ = [
     "ANY_ENGINE",
     "BACKENDS",
+    "DEFAULT_SINK_TOKENS",
     "MAXIMUM_WINDOW_TOKENS",
     "NO_EVICTION",
     "Eviction",

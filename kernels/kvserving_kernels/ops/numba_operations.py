@@ -11,6 +11,7 @@ import torch
 
 from kvserving_kernels.formats.layout import PageLayout
 from kvserving_kernels.formats.rotation import block_of, signs
+from kvserving_kernels.ops.interface import Operations
 from kvserving_kernels.ops.numba_attend import attend_kernel
 from kvserving_kernels.ops.numba_plan import memory_of, plan_of
 from kvserving_kernels.ops.numba_store import store_kernel
@@ -21,21 +22,11 @@ from kvserving_kernels.ops.torch_operations import prefill
 logger: Final = logging.getLogger(__name__)
 
 
-class NumbaOperations:
+class NumbaOperations(Operations):
     """The compiled implementation; kernels are compiled when it is made, never by a request."""
 
     def __init__(self) -> None:
         self.threads = prepare()
-
-    def prepare(
-        self,
-        page: PageLayout,
-        heads: int,
-        kv_heads: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        """Nothing is compiled for a shape."""
 
     def store(
         self,

@@ -17,23 +17,14 @@ from kvserving_kernels.formats.parameters import (
     ZERO_POINT_MAXIMUM,
     zero_points_per_code,
 )
+from kvserving_kernels.ops.interface import Operations
 from kvserving_kernels.ops.pages import Batch, check_attend, check_store, delivered
 from kvserving_kernels.ops.quantize import NONFINITE, SATURATED
 from kvserving_kernels.ops.rotation import rotate, rotate_back
 
 
-class ReferenceOperations:
+class ReferenceOperations(Operations):
     """The naive implementation; runs wherever torch does."""
-
-    def prepare(
-        self,
-        page: PageLayout,
-        heads: int,
-        kv_heads: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        """Nothing is compiled for a shape."""
 
     def store(
         self,

@@ -6,63 +6,17 @@ from collections.abc import Callable
 from enum import StrEnum
 from functools import cache
 from importlib.util import find_spec
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 
 from kvserving_kernels.errors import NoImplementationError
 from kvserving_kernels.formats.layout import PageLayout
-from kvserving_kernels.ops.pages import Batch
+from kvserving_kernels.ops.interface import Operations
 from kvserving_kernels.ops.reference import ReferenceOperations
 from kvserving_kernels.ops.torch_operations import TorchOperations
 
 logger: Final = logging.getLogger(__name__)
-
-
-class Operations(Protocol):
-    """Store and attend on pages [blocks, kv_heads, block_size, bytes_per_token] of uint8."""
-
-    def prepare(
-        self,
-        page: PageLayout,
-        heads: int,
-        kv_heads: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        """Compile what decode steps of a layer of this shape need, so that none waits for it."""
-
-    def store(
-        self,
-        page: PageLayout,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        pages: torch.Tensor,
-        slots: torch.Tensor,
-        counters: torch.Tensor | None = None,
-    ) -> None:
-        """Write keys and values [tokens, kv_heads, head_size] into their slots.
-
-        A slot is block * block_size + place; negative slots are padding. The tokens of a block
-        must be stored in the order of their places, in one call or many; those of one call must
-        follow each other in it, place after place. `counters` [2] are added to
-        (`ops.quantize.new_counters`).
-        """
-
-    def attend(
-        self,
-        page: PageLayout,
-        query: torch.Tensor,
-        pages: torch.Tensor,
-        batch: Batch,
-        scale: float,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Causal attention [tokens, heads, head_size] of queries to what is stored, in their dtype.
-
-        The tokens of the queries themselves must have been stored before. With `out` it is written
-        there.
-        """
 
 
 class Implementation(StrEnum):

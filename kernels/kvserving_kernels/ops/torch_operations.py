@@ -12,6 +12,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvserving_kernels.formats.layout import PageLayout
+from kvserving_kernels.ops.interface import Operations
 from kvserving_kernels.ops.pages import Batch, check_attend, check_store, delivered
 from kvserving_kernels.ops.quantize import sanitize
 from kvserving_kernels.ops.records import (
@@ -30,18 +31,8 @@ CHUNK_ELEMENTS: Final = 1 << 21
 """Codes unpacked at a time: 8 MiB of 32-bit floats. Fewer cost more calls than caches save."""
 
 
-class TorchOperations:
+class TorchOperations(Operations):
     """The vectorized implementation; the prefill of the compiled one too."""
-
-    def prepare(
-        self,
-        page: PageLayout,
-        heads: int,
-        kv_heads: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        """Nothing is compiled for a shape."""
 
     def store(
         self,

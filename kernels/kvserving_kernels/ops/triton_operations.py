@@ -5,6 +5,7 @@ from typing import Final
 import torch
 
 from kvserving_kernels.formats.layout import PageLayout
+from kvserving_kernels.ops.interface import Operations
 from kvserving_kernels.ops.pages import Batch, check_attend, check_store, delivered
 from kvserving_kernels.ops.rotation import rotate_back, rotate_queries
 from kvserving_kernels.ops.triton_attend import attend_rows
@@ -19,7 +20,7 @@ MAXIMUM_SPLITS: Final = 32
 """More shares of one sequence cost more to merge than they gain."""
 
 
-class TritonOperations:
+class TritonOperations(Operations):
     """The Triton implementation; never waits for the device, and reads no length on the host."""
 
     def prepare(

@@ -17,7 +17,7 @@ class Selection(Enum):
     """`VLLM_PLUGINS` names it: the engine gets all of it."""
     ON_REQUEST = auto()
     """The variable is unset, so that vLLM loads every plugin: only an engine with a setting of ours
-    in `--additional-config` gets what it set, any other stays as it is."""
+    in `--additional-config` gets what it set, any other is asked for one and stays as it is."""
     NONE = auto()
     """The variable names others only."""
 
@@ -37,13 +37,23 @@ def register() -> None:
     import vllm
 
     from kvserving_kernels.errors import UnsupportedEngineError
-    from kvserving_kernels.plugin.adapters import adapter_for
+    from kvserving_kernels.plugin.adapters import adapter_for, check_version
 
+    if chosen is Selection.NAMED:
+        adapter_for(vllm.__version__).install(True)
+        return
     try:
-        adapter = adapter_for(vllm.__version__)
+        check_version(vllm.__version__)
     except UnsupportedEngineError as error:
-        if chosen is Selection.NAMED:
-            raise
         logger.warning("kvserving: %s", error)
         return
-    adapter.install(chosen is Selection.NAMED)
+    from vllm.config import get_current_vllm_config
+    from vllm.platforms import current_platform
+
+    from kvserving_kernels.plugin.on_request import wait_for_settings
+
+    wait_for_settings(
+        current_platform,
+        get_current_vllm_config,
+        lambda: adapter_for(vllm.__version__).install(False),
+    )

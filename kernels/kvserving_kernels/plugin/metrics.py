@@ -12,6 +12,9 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 # With several API servers, the one that saw the newest change knows best.
 _MODE: Final[Literal["mostrecent"]] = "mostrecent"
 
+SHARED: Final = "PROMETHEUS_MULTIPROC_DIR"
+"""Variable that vLLM sets where several API servers share their metrics as files."""
+
 COUNTED: Final = {
     "evicted_blocks": "Blocks of the KV cache freed while their requests went on.",
     "nonfinite_values": "Keys and values that were NaN or infinite when they were stored.",
@@ -47,8 +50,7 @@ class RuntimeMetrics:
             registry=registry,
         )
         self._counted = {
-            name: Counter(f"kvserving:{name}", meaning, registry=registry)
-            for name, meaning in COUNTED.items()
+            name: _counter(name, meaning, registry) for name, meaning in COUNTED.items()
         }
         self._before = dict.fromkeys(self._counted, 0.0)
         self._completions = Counter(
@@ -98,7 +100,15 @@ class RuntimeMetrics:
 
     def _retire(self, *labels: str) -> None:
         # Files shared between processes cannot drop a series, only zero it.
-        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+        if SHARED in os.environ:
             self._info.labels(*labels).set(0)
         else:
             self._info.remove(*labels)
+
+
+def _counter(name: str, meaning: str, registry: CollectorRegistry) -> Counter | Gauge:
+    """What shows a count of the engine core's."""
+    if SHARED not in os.environ:
+        return Counter(f"kvserving:{name}", meaning, registry=registry)
+    # Counters of several servers are added up, but each server shows the core's whole count.
+    return Gauge(f"kvserving:{name}_total", meaning, registry=registry, multiprocess_mode="max")

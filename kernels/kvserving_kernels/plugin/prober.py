@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
-from kvserving_kernels.errors import InvalidProbeError, ProbeRefusedError
+from kvserving_kernels.errors import EngineEndsError, InvalidProbeError, ProbeRefusedError
 from kvserving_kernels.formats.reads import low_bit_share
 from kvserving_kernels.plugin.pace import Pace, pause_seconds
 from kvserving_kernels.plugin.probes import Form, Limits, Probe, parse_probe
@@ -94,7 +94,10 @@ class _Run:
 
 
 class Prober:
-    """The engine core's end of the probe endpoint. Answers are plain values."""
+    """The engine core's end of the probe endpoint. Answers are plain values.
+
+    EngineEndsError passes through: an engine that ends has no likelihoods to give.
+    """
 
     def __init__(self, engine: ProbeEngine, clock: Callable[[], float]) -> None:
         self._engine = engine
@@ -131,7 +134,10 @@ class Prober:
             return {"outcome": ProbeOutcome.INVALID.value, "error": error.to_json()}
         except ProbeRefusedError as error:
             return _error(ProbeOutcome.REFUSED, str(error))
-        # Whatever a worker raises, it may have come as far as to hold memory.
+        # There is nobody left to free anything.
+        except EngineEndsError:
+            raise
+        # Whatever fails in a worker, it may have come as far as to hold memory.
         except Exception as error:
             self._engine.close()
             return _error(ProbeOutcome.FAILED, f"{type(error).__name__}: {error}")
@@ -146,6 +152,9 @@ class Prober:
         began = self._clock()
         try:
             tokens = self._slice(run)
+        except EngineEndsError:
+            self._run = None
+            raise
         except Exception as error:
             self._close()
             self._owe(began)

@@ -49,6 +49,8 @@ class Settings:
     """Whether a KV connector is named."""
     offloads: bool = False
     """Whether a size is given, from which vLLM makes a KV connector."""
+    skips_layers: bool = False
+    """Whether layers are named that are not to have the KV format."""
     has_other_config: bool = False
     """Whether the model's config.json is not, or not all of, what the engine goes by."""
     plugin: PluginSettings = field(default_factory=PluginSettings)
@@ -84,6 +86,7 @@ def read_settings(arguments: Sequence[str]) -> Settings:
         speculates=_has(arguments, "--speculative", "--spec-", "-sc"),
         transfers=_has(arguments, "--kv-transfer-config"),
         offloads=_has(arguments, "--kv-offloading-size"),
+        skips_layers=_has(arguments, "--kv-cache-dtype-skip-layers"),
         has_other_config=_has(arguments, *_OTHER_CONFIGS),
         plugin=plugin,
         plugin_error=plugin_error,

@@ -104,6 +104,8 @@ class ModelConfig:
     """Whether layers have multi-head latent attention (MLA)."""
     has_window: bool = False
     """Whether layers have a sliding window."""
+    has_other_layers: bool = False
+    """Whether the model surely has layers that attend to an encoder, or in chunks."""
     quantization: str | None = None
     """Method by which the weights are quantized."""
     names_kv_format: bool = False
@@ -181,6 +183,8 @@ def parse_config(document: Mapping[str, Any]) -> ModelConfig:
         default_length=None if extended else longest,
         is_latent=compressed and text.get("model_type") in _LATENT,
         has_window=window,
+        has_other_layers=text.get("attention_chunk_size") is not None
+        or any(each.get("is_encoder_decoder") is True for each in (text, document)),
         quantization=method if isinstance(method, str) else None,
         names_kv_format=any(quantization.get(key) for key in _KV_FORMATS)
         or "modelopt" in str(method),

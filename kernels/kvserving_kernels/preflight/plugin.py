@@ -61,6 +61,10 @@ def _against(settings: Settings, host: Host, model: ModelConfig | None) -> Itera
         yield "KV connectors are not supported: leave out --kv-offloading-size"
     if settings.is_context_parallel:
         yield "context parallelism is not supported: use --tensor-parallel-size"
+    if settings.skips_layers:
+        yield "all layers are stored alike: leave out --kv-cache-dtype-skip-layers"
+    if model is not None and model.has_other_layers:
+        yield "only decoder models with full attention in every layer are supported"
     if model is not None and model.is_latent and not host.is_set("VLLM_MLA_DISABLE"):
         yield "models with multi-head latent attention (MLA) are not supported"
     if model is not None and model.has_window and settings.slides:

@@ -1,10 +1,10 @@
 """Which tasks a trial asks of which engines at a look, and what their answers say; pure."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
+from kvserving_kernels.eviction import DEFAULT_SINK_TOKENS, StreamingLLM
 from kvserving_operator.live import NO_EVICTION, KVSettings
 from kvserving_operator.trials.asking import Ask
 from kvserving_operator.trials.policy import SIXTEEN_BITS, is_safe
@@ -31,8 +31,6 @@ from kvserving_tuner.trials.tasks import (
 
 AT_ONCE = 16
 """Tasks that are asked in one go: what is under way when engines are switched is dropped."""
-DEFAULT_SINKS = 4
-"""Sink tokens of an engine that is told none."""
 TASKS = "Tasks"
 """Stands for all task probes where none of them can be asked."""
 
@@ -107,9 +105,9 @@ def kept_tokens(eviction: Mapping[str, object], size: int) -> int:
     window = eviction.get("window_tokens")
     if eviction == NO_EVICTION or not isinstance(window, int):
         return 0
-    sinks = eviction.get("sink_tokens", DEFAULT_SINKS)
-    blocks = math.ceil((sinks if isinstance(sinks, int) else DEFAULT_SINKS) / size)
-    return blocks * size + window + size - 1
+    sinks = eviction.get("sink_tokens")
+    kept = StreamingLLM(sinks if isinstance(sinks, int) else DEFAULT_SINK_TOKENS, window)
+    return kept.visible_tokens(size)
 
 
 def heard(record: Record, tasks: TaskSet, facts: Facts, seen: Seen) -> tuple[Record, Facts, Left]:

@@ -1,4 +1,4 @@
-"""A vLLM plugin that fails one step of a switch when a file says so: `<step> <times>`."""
+"""A vLLM plugin that fails one step of a switch when a file says so: `<step> <times> [<rank>]`."""
 
 import os
 from collections.abc import Callable
@@ -41,13 +41,19 @@ def _wrap(owner: Any, name: str, step: str) -> None:
 
 def _is_due(file: Path, step: str) -> bool:
     try:
-        wanted, times = file.read_text().split()
+        wanted, times, *rank = file.read_text().split()
     except FileNotFoundError:
         return False
-    if wanted != step:
+    if wanted != step or (rank and rank != [_rank()]):
         return False
     if times == "1":
         file.unlink()
     else:
-        file.write_text(f"{wanted} {int(times) - 1}")
+        file.write_text(" ".join([wanted, str(int(times) - 1), *rank]))
     return True
+
+
+def _rank() -> str:
+    from vllm.distributed import get_tensor_model_parallel_rank
+
+    return str(get_tensor_model_parallel_rank())

@@ -8,23 +8,32 @@ import json
 import math
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
+import torch
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.worker.utils import copy_kv_cache_blocks_inplace
 
+from kvserving_kernels.errors import UnsupportedEngineError
 from kvserving_kernels.formats import layout_of
 from kvserving_kernels.ops.pages import records
 from kvserving_kernels.ops.records import rows
+from kvserving_kernels.plugin.adapters.v0_32.backend import Int8Backend, KVFormatBackend
 
 BLOCK_SIZE, BUDGET, LENGTH = 64, 256, 1024
 LONG = [(7 * place * place + 3 * place) % 900 + 5 for place in range(2 * BUDGET + 40)]
 CROWD = [[(token + 31 * seed) % 900 + 5 for token in LONG[:200]] for seed in range(16)]
 CROWD_TOKENS, ALONE = 300, 4
 SEEDS = (7, 8, 9)
+PADDING_BYTES = 48
 
 
 class Engine:
@@ -65,6 +74,34 @@ class Engine:
         for layer in config.static_forward_context.values():
             page = layout_of(dtype).page(BLOCK_SIZE, layer.head_size)
             rows(page.v_codes, records(layer.kv_cache, page)).bitwise_xor_(0x55)
+
+    def move_cached(self) -> int:
+        """Copy every cached block elsewhere and back, as vLLM copies blocks; returns how many.
+
+        What they held is wiped out in between.
+        """
+        scheduler, runner = (
+            self._core.scheduler,
+            self._core.model_executor.driver_worker.model_runner,
+        )
+        pool = scheduler.kv_cache_manager.block_pool
+        used = [block.block_id for block in pool.blocks if block.block_hash is not None]
+        free = [
+            block.block_id
+            for block in pool.blocks
+            if block.block_hash is None and block.ref_cnt == 0 and not block.is_null
+        ][: len(used)]
+        blocks = scheduler.kv_cache_config.num_blocks
+        copy_kv_cache_blocks_inplace(runner.kv_caches, blocks, list(zip(used, free, strict=True)))
+        for pages in runner.kv_caches:
+            pages[used] = 0xFF
+        copy_kv_cache_blocks_inplace(runner.kv_caches, blocks, list(zip(free, used, strict=True)))
+        return len(used)
+
+    def block_strides(self) -> list[int]:
+        """Bytes between the blocks of each layer."""
+        config = self._core.vllm_config.compilation_config
+        return [layer.kv_cache.stride(0) for layer in config.static_forward_context.values()]
 
     def spoil(self, spoiled: bool) -> None:
         """Have the first key of each step and layer hold a NaN and a number that is too large."""
@@ -122,6 +159,23 @@ def _spoiled(update: Any, layer: Any, key: Any, *arguments: Any) -> None:
     update(layer, key, *arguments)
 
 
+@contextmanager
+def padded_pages() -> Iterator[None]:
+    """Have caches that are laid out meanwhile with bytes behind each page that are nobody's."""
+    backend: Any = KVFormatBackend
+    original = vars(backend)["customize_spec"]
+
+    def customize_spec(cls: Any, spec: Any) -> Any:
+        found = original.__func__(cls, spec)
+        return replace(found, page_size_padded=found.unpadded_page_size_bytes + PADDING_BYTES)
+
+    backend.customize_spec = classmethod(customize_spec)
+    try:
+        yield
+    finally:
+        backend.customize_spec = original
+
+
 def _logprobs(completion: Any) -> list[float]:
     pairs = zip(completion.logprobs, completion.token_ids, strict=True)
     return [row[token].logprob for row, token in pairs]
@@ -132,6 +186,8 @@ def circumstances(engine: Engine, dtype: str) -> dict[str, Any]:
     engine.change(kv_cache_dtype=dtype)
     found = {"cold": engine.run([LONG], 24)}
     found["hit"] = engine.run([LONG], 24)
+    found["strides"] = {"dense": engine.block_strides()}
+    found["moved"] = {"blocks": [engine.move_cached()], **engine.run([LONG], 24)}
     engine.poison(dtype)
     found["poisoned"] = engine.run([LONG], 24)
     engine.forget()
@@ -149,6 +205,12 @@ def circumstances(engine: Engine, dtype: str) -> dict[str, Any]:
     engine.spoil(False)
     engine.forget()
     found["counted"]["after"] = [engine.counted()]
+    with padded_pages():
+        engine.change(kv_cache_dtype="auto")
+        engine.change(kv_cache_dtype=dtype)
+    found["strides"]["padded"] = engine.block_strides()
+    found["padded"] = engine.run([LONG], 24)
+    found["padded_moved"] = {"blocks": [engine.move_cached()], **engine.run([LONG], 24)}
     return found
 
 
@@ -163,6 +225,18 @@ def crowded(engine: Engine, dtype: str) -> dict[str, Any]:
     return found
 
 
+def unequal_heads() -> str:
+    """What is said of a layer whose values have another size than its keys."""
+    spec = FullAttentionSpec(
+        block_size=BLOCK_SIZE, num_kv_heads=2, head_size=64, head_size_v=128, dtype=torch.bfloat16
+    )
+    try:
+        Int8Backend.customize_spec(spec)
+    except UnsupportedEngineError as error:
+        return str(error)
+    return ""
+
+
 def main(model: str, dtypes: list[str]) -> None:
     """Print what was found, by format."""
     engine = Engine(model)
@@ -170,6 +244,7 @@ def main(model: str, dtypes: list[str]) -> None:
     found = {dtype: serve(engine, dtype) for dtype in dtypes if dtype != "crowd"}
     engine.change(kv_cache_dtype="auto")
     found["auto"] = {"probed": {"live": engine.probe(LONG)}}
+    found["unequal_heads"] = {"refused": unequal_heads()}
     sys.stdout.write(json.dumps(found) + "\n")
 
 

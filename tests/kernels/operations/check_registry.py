@@ -4,10 +4,12 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from kvserving_kernels.errors import NoImplementationError
 from kvserving_kernels.formats import layout_of
 from kvserving_kernels.ops import numba_operations, registry
+from kvserving_kernels.ops.interface import Operations
 from kvserving_kernels.ops.numba_operations import NumbaOperations
 from kvserving_kernels.ops.reference import ReferenceOperations
 from kvserving_kernels.ops.registry import Implementation, select
@@ -91,3 +93,13 @@ def test_the_reference_must_be_asked_for() -> None:
     assert "cpu: it runs on CPUs only, and the pages are on meta" in str(caught.value)
     assert "torch: it runs on CPUs only, and the pages are on meta" in str(caught.value)
     assert "triton: " in str(caught.value)
+
+
+@pytest.mark.parametrize("implementation", [Implementation.REFERENCE, Implementation.TORCH])
+def test_what_is_compiled_for_no_shape_has_nothing_to_prepare(
+    implementation: Implementation,
+) -> None:
+    operations = select(PAGE, "cpu", implementation)
+    # The interface's own: nothing stands in each of them again.
+    assert type(operations).prepare is Operations.prepare
+    operations.prepare(PAGE, 8, 2, torch.float32, torch.device("cpu"))

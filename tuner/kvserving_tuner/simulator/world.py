@@ -7,6 +7,7 @@ time: `now` is whatever the caller says.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from kvserving_kernels.eviction import DEFAULT_SINK_TOKENS, NO_EVICTION
 from kvserving_tuner.actuators.runtime_api import RuntimeActuator
 from kvserving_tuner.errors import NoRuntimeAPI, Rejected, SimulationError
 from kvserving_tuner.observation import Observation
@@ -69,10 +70,7 @@ class SimulatedServer:
         """What the runtime API would answer."""
         engine, settings = self.engine, self.engine.settings
         window = engine.eviction
-        eviction: dict[str, Any] = {"policy": "None"}
-        if window is not None:
-            eviction = {"policy": "StreamingLLM", "sink_tokens": window.sink_tokens}
-            eviction["window_tokens"] = window.window_tokens
+        eviction = (NO_EVICTION if window is None else window).to_json()
         return {
             "api_version": "v1",
             "effective": {
@@ -133,7 +131,7 @@ def _window(document: object) -> Window | None:
         raise SimulationError("eviction.policy", "None or StreamingLLM", str(policy))
     if policy == "None":
         return None
-    sinks = _whole("sink_tokens", document, 4, "eviction.")
+    sinks = _whole("sink_tokens", document, DEFAULT_SINK_TOKENS, "eviction.")
     return Window(sinks, _whole("window_tokens", document, None, "eviction."))
 
 

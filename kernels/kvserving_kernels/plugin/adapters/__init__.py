@@ -19,7 +19,8 @@ class Adapter(Protocol):
     def install(self, named: bool) -> None:
         """Put the plugin's hooks into this process; safe to call again.
 
-        Unless the plugin is `named`, they leave an engine without a setting of ours as it is.
+        Unless the plugin is `named`, they leave an engine without a setting of ours as it is; one
+        process may build others beside the engine that asked for them.
         """
         ...
 
@@ -37,15 +38,19 @@ def base_version(version: str) -> str:
     return version.partition("+")[0]
 
 
-def adapter_for(version: str) -> Adapter:
-    """Adapter of a vLLM version; raises UnsupportedEngineError naming those that have one."""
+def check_version(version: str) -> str:
+    """Minor version of a vLLM that has an adapter; UnsupportedEngineError naming those that do."""
     minor = ".".join(version.split(".")[:2])
-    module = _ADAPTERS.get(minor)
-    if module is None:
+    if minor not in _ADAPTERS:
         raise UnsupportedEngineError(
             f"the kvserving plugin does not support vLLM {version}; it supports "
             f"{', '.join(f'{name}.x' for name in SUPPORTED)}. Use an engine image with one of "
             "these, or start vLLM without kvserving in VLLM_PLUGINS"
         )
-    adapter: Adapter = import_module(module)
+    return minor
+
+
+def adapter_for(version: str) -> Adapter:
+    """Adapter of a vLLM version; raises UnsupportedEngineError naming those that have one."""
+    adapter: Adapter = import_module(_ADAPTERS[check_version(version)])
     return adapter

@@ -17,12 +17,14 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheLayout
 
+from kvserving_kernels.errors import UnsupportedEngineError
 from kvserving_kernels.formats import LAYOUTS, KVCacheDType, KVLayout, PageLayout
 from kvserving_kernels.formats.layout import HEAD_SIZES
 from kvserving_kernels.ops import compiles
+from kvserving_kernels.ops.interface import Operations
 from kvserving_kernels.ops.pages import Batch
 from kvserving_kernels.ops.quantize import new_counters
-from kvserving_kernels.ops.registry import Operations, select
+from kvserving_kernels.ops.registry import select
 from kvserving_kernels.plugin.adapters.v0_32.selection import refuse
 
 
@@ -70,6 +72,11 @@ class KVFormatBackend(AttentionBackend):
         """Give the spec with pages of bytes, sized for this format."""
         if spec.state_content_bytes is not None:
             return spec
+        if spec.head_size_v != spec.head_size:
+            raise UnsupportedEngineError(
+                f"KV format {cls.layout.dtype}: expected keys and values of one size, got heads of "
+                f"{spec.head_size} and {spec.head_size_v}"
+            )
         page = cls.layout.page(spec.block_size, spec.head_size)
         return replace(spec, dtype=torch.uint8, state_content_bytes=page.bytes_per_token)
 

@@ -12,7 +12,9 @@ from kvserving_kernels.errors import UnsupportedEngineError
 from kvserving_kernels.eviction import NO_EVICTION, Eviction, EvictionBounds
 from kvserving_kernels.plugin.adapters import base_version
 from kvserving_kernels.plugin.adapters.v0_32 import probing
+from kvserving_kernels.plugin.adapters.v0_32.cache_bytes import laid_out_bytes
 from kvserving_kernels.plugin.adapters.v0_32.layouts import Layouts
+from kvserving_kernels.plugin.adapters.v0_32.ranks import ask
 from kvserving_kernels.plugin.adapters.v0_32.selection import (
     effective_dtype,
     own_eviction,
@@ -134,7 +136,7 @@ class Engine:
         """Counters with what workers counted."""
         from kvserving_kernels.plugin.adapters.v0_32.backend import counted
 
-        counts = self._core.model_executor.collective_rpc(counted)
+        counts = ask(self._core, counted)
         nonfinite, saturated, compiles = map(sum, zip(*counts, strict=True))
         self._counters = replace(
             self._counters,
@@ -184,7 +186,7 @@ def _capacity(config: Any, kv_cache: Any) -> Capacity:
     from vllm.v1.core.kv_cache_utils import get_kv_cache_capacity
 
     tokens, concurrency = get_kv_cache_capacity(config, kv_cache)
-    kv_cache_bytes = sum(int(tensor.size) for tensor in kv_cache.kv_cache_tensors)
+    kv_cache_bytes = laid_out_bytes(kv_cache)
     block_size = int(config.cache_config.block_size)
     return Capacity(
         kv_cache_tokens=int(tokens),

@@ -208,7 +208,8 @@ def published(path: str, policy: StreamingLLM, step_tokens: int) -> str:
 
 @cache
 def _evicting(whole: Any, policy: StreamingLLM, step_tokens: int) -> Any:
-    name = f"Evicting{whole.__name__}_{policy.sink_tokens}_{policy.window_tokens}"
+    sizes = f"{policy.sink_tokens}_{policy.window_tokens}_{step_tokens}"
+    name = f"Evicting{whole.__name__}_{sizes}"
     parts = {"policy": policy, "step_tokens": step_tokens, "whole": whole, "__module__": __name__}
     return type(name, (EvictingBackend, whole), parts)
 

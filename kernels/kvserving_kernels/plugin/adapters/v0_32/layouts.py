@@ -11,6 +11,8 @@ from typing import Any
 from kvserving_kernels.errors import InvalidChangeError
 from kvserving_kernels.eviction import NO_EVICTION, Eviction, EvictionBounds, StreamingLLM
 from kvserving_kernels.formats import LAYOUTS, KVCacheDType
+from kvserving_kernels.plugin.adapters.v0_32.cache_bytes import cache_bytes, laid_out_bytes
+from kvserving_kernels.plugin.adapters.v0_32.ranks import ask
 from kvserving_kernels.plugin.adapters.v0_32.selection import (
     effective_dtype,
     eviction_bounds,
@@ -101,16 +103,15 @@ class Layouts:
         # It comes with attention backends and torch, which this module does without.
         from kvserving_kernels.plugin.adapters.v0_32 import evicting
 
-        ask: Callable[[Any], str | None] = evicting.backend_that_cannot_evict
-        return next(filter(None, self._core.model_executor.collective_rpc(ask)), None)
+        return next(filter(None, ask(self._core, evicting.backend_that_cannot_evict)), None)
 
     def _room(self) -> Room:
         config, kv_cache = self._core.vllm_config, self._core.scheduler.kv_cache_config
-        kv_cache_bytes = sum(int(tensor.size) for tensor in kv_cache.kv_cache_tensors)
         return Room(
             dtype=effective_dtype(config),
-            block_bytes=kv_cache_bytes // max(1, int(kv_cache.num_blocks)),
-            cache_bytes=int(self._core.available_gpu_memory_for_kv_cache),
+            block_bytes=laid_out_bytes(kv_cache) // max(1, int(kv_cache.num_blocks)),
+            # The blocks that are counted here are those of the first rank.
+            cache_bytes=cache_bytes(self._core)[0],
             block_size=int(config.cache_config.block_size),
             head_size=int(config.model_config.get_head_size()),
             max_model_len=int(config.model_config.max_model_len),

@@ -219,7 +219,8 @@ def _attention_layers(config: Any) -> dict[str, Any]:
         if isinstance(layer, AttentionLayerBase)
     }
     for name, layer in layers.items():
-        if not isinstance(layer, Attention) or layer.kv_sharing_target_layer_name is not None:
+        plain = isinstance(layer, Attention) and layer.attn_type == "decoder"
+        if not plain or layer.kv_sharing_target_layer_name is not None:
             raise ProbeRefusedError(f"probes need full attention in every layer; {name} has other")
     return layers
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from kvserving_kernels.errors import ProbeRefusedError
 from kvserving_kernels.formats import LAYOUTS, NATIVE
+from kvserving_kernels.plugin.adapters.v0_32.ranks import ask
 from kvserving_kernels.plugin.adapters.v0_32.selection import torch_name
 from kvserving_kernels.plugin.prober import Prober
 from kvserving_kernels.plugin.probes import MAX_TOKENS, Limits
@@ -47,6 +48,7 @@ class CoreProbeEngine:
 
     def limits(self) -> Limits:
         """What may be asked for; ProbeRefusedError on an engine that cannot run probes."""
+        self._refuse_asleep()
         model = self._config.model_config
         document = self._core.kvserving_describe()
         live = document["effective"]["kv_cache_dtype"]
@@ -66,7 +68,7 @@ class CoreProbeEngine:
         """Make a private cache in each worker."""
         from kvserving_kernels.plugin.adapters.v0_32.private_cache import open_cache
 
-        reasons = self._call(open_cache, dtype=dtype, tokens=tokens)
+        reasons = ask(self._core, partial(open_cache, dtype=dtype, tokens=tokens))
         reason = next((reason for reason in reasons if reason is not None), None)
         if reason is not None:
             self.close()
@@ -78,9 +80,12 @@ class CoreProbeEngine:
         """Put tokens into the private caches; every rank computes, the first one answers."""
         from kvserving_kernels.plugin.adapters.v0_32.private_cache import feed_cache
 
-        answers = self._call(
+        # It may have been put to sleep since the last slice.
+        self._refuse_asleep()
+        feed = partial(
             feed_cache, token_ids=token_ids, targets=targets, position=position, size=size
         )
+        answers = ask(self._core, feed, together=True)
         found: list[float] = answers[0]
         return found
 
@@ -88,7 +93,7 @@ class CoreProbeEngine:
         """Free the private caches."""
         from kvserving_kernels.plugin.adapters.v0_32.private_cache import close_cache
 
-        self._call(close_cache)
+        ask(self._core, close_cache)
 
     def has_users(self) -> bool:
         """Whether the scheduler has requests."""
@@ -103,12 +108,9 @@ class CoreProbeEngine:
         """As many as the engine has room for in a step of its own."""
         return int(self._config.scheduler_config.max_num_batched_tokens)
 
-    def _call(self, function: Any, **arguments: Any) -> list[Any]:
-        # vLLM's workers call it with themselves, and take no other keywords by this way.
-        answers: list[Any] = self._core.model_executor.collective_rpc(
-            partial(function, **arguments)
-        )
-        return answers
+    def _refuse_asleep(self) -> None:
+        if self._core.model_executor.is_sleeping:
+            raise ProbeRefusedError("the engine sleeps: its weights are not where they compute")
 
     def _why_not(self, live: str) -> str | None:
         """Reason why the model cannot be run beside the engine's own steps."""

@@ -5,6 +5,7 @@ it comes in `--additional-config`, vLLM's own dtype stays `auto`, and the backen
 Eviction comes the same way. Without these settings vLLM chooses as if this package were not there.
 """
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -118,13 +119,10 @@ def takes_other_blocks(vllm_config: Any, dtype: KVCacheDType) -> bool:
 
 def why_not_evict(vllm_config: Any) -> str | None:
     """Reason why an engine cannot free blocks of a running request, or None where it can."""
-    model = vllm_config.model_config
     if vllm_config.parallel_config.prefill_context_parallel_size > 1:
         return "prefill context parallelism is not supported: use --tensor-parallel-size"
     if vllm_config.cache_config.kv_sharing_fast_prefill:
         return "leave out --kv-sharing-fast-prefill"
-    if model.is_hybrid or model.is_encoder_decoder or model.rswa_window is not None:
-        return "only decoder models with full attention in every layer are supported"
     return _why_not_paged(vllm_config)
 
 
@@ -161,8 +159,21 @@ def _why_not_paged(vllm_config: Any) -> str | None:
         return "KV connectors are not supported: leave out --kv-transfer-config"
     if vllm_config.parallel_config.decode_context_parallel_size > 1:
         return "decode context parallelism is not supported: use --tensor-parallel-size"
+    if vllm_config.cache_config.kv_cache_dtype_skip_layers:
+        return "all layers are stored alike: leave out --kv-cache-dtype-skip-layers"
+    # With states, windows or chunks beside it, vLLM pads the pages of full attention, splits its
+    # hashes finer than its blocks, and copies blocks that are filled in part.
+    if (
+        model.is_hybrid
+        or model.is_encoder_decoder
+        or model.rswa_window is not None
+        or model.attention_chunk_size is not None
+    ):
+        return "only decoder models with full attention in every layer are supported"
     if model.use_mla:
         return "models with multi-head latent attention (MLA) are not supported"
+    if model.is_mm_prefix_lm or vllm_config.attention_config.use_non_causal:
+        return "models whose tokens see later ones are not supported"
     if model.get_sliding_window() is not None:
         return "models with sliding-window attention are not supported"
     if model.uses_alibi:
@@ -177,8 +188,10 @@ def torch_name(dtype: object) -> str:
 
 def _wrap_check(owner: Any, accelerator: str, guarded: bool) -> None:
     original: Callable[[Any], None] = owner.check_and_update_config
+    asked_before = False
 
     def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+        nonlocal asked_before
         import vllm
 
         model = vllm_config.model_config
@@ -192,12 +205,27 @@ def _wrap_check(owner: Any, accelerator: str, guarded: bool) -> None:
                 None if model is None else torch_name(model.dtype),
             )
         original(vllm_config)
+        # A process may build one engine after the other, and each is to have its own.
+        asked = is_asked_for(vllm_config)
+        if asked or asked_before:
+            _forget_choices()
+        asked_before = asked
         if own is not None and model is not None:
             _check_own(vllm_config, own)
         if eviction != NO_EVICTION and model is not None:
             _check_eviction(vllm_config, eviction)
 
     owner.check_and_update_config = classmethod(check_and_update_config)
+
+
+def _forget_choices() -> None:
+    """Have vLLM choose attention backends anew.
+
+    It remembers choices by its own dtype, which is `auto` for all of our formats.
+    """
+    selector = sys.modules.get("vllm.v1.attention.selector")
+    if selector is not None:
+        selector._cached_get_attn_backend.cache_clear()
 
 
 def _check_own(vllm_config: Any, own: KVCacheDType) -> None:

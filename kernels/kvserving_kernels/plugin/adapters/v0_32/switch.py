@@ -2,9 +2,10 @@
 
 All running requests go back to the queue, the old cache is dropped, each layer gets the backend of
 the new format and eviction, a cache of as many bytes is laid out, and the scheduler gets a manager
-for its blocks. Weights, runner and queues stay. If any step fails, the same steps bring the old
-cache back; if that fails too, the engine ends, so that it is restarted instead of answering
-nonsense. No block survives, so what was computed under another policy is never found again.
+for its blocks. Weights, runner and queues stay. If any step fails, in whichever worker, the same
+steps bring the old cache back in all of them; if that fails too, the engine ends, so that it is
+restarted instead of answering nonsense. No block survives, so what was computed under another
+policy is never found again.
 
 Relied on: `Scheduler.reset_prefix_cache`, `GPUModelRunner._cleanup_profiling_kv_cache` and its
 counterpart's attributes, `EngineCore._initialize_kv_caches`, the arguments of `KVCacheManager`, and
@@ -22,6 +23,8 @@ from kvserving_kernels.errors import EngineEndsError, SwitchError, UnsupportedEn
 from kvserving_kernels.eviction import NO_EVICTION, Eviction, StreamingLLM
 from kvserving_kernels.formats import LAYOUTS, KVCacheDType
 from kvserving_kernels.plugin.adapters.v0_32 import randomness
+from kvserving_kernels.plugin.adapters.v0_32.cache_bytes import cache_bytes
+from kvserving_kernels.plugin.adapters.v0_32.ranks import ask, asked_by_vllm, end
 from kvserving_kernels.plugin.adapters.v0_32.selection import (
     BACKEND_CLASSES,
     effective_dtype,
@@ -51,17 +54,21 @@ def cache_of(vllm_config: Any) -> Cache:
 def switch_cache(core: Any, cache: Cache) -> float:
     """Have another KV cache from the next step on; returns how long it took, in seconds.
 
-    SwitchError where it failed and the old one is in force again, EngineEndsError where a step
-    that was under way failed, which ends the engine as it does without a switch, or where the old
-    cache could not be restored either.
+    SwitchError where it failed in any worker and all have the old one again, EngineEndsError where
+    a step that was under way failed, which ends the engine as it does without a switch, where the
+    old cache could not be restored either, or where the workers cannot be asked any more.
     """
     before = cache_of(core.vllm_config)
+    if core.model_executor.is_sleeping:
+        raise SwitchError(f"{cache}: the engine sleeps: wake it up first")
     began = time.monotonic()
     _finish_steps_under_way(core)
     core.scheduler.reset_prefix_cache(reset_running_requests=True)
     try:
         _lay_out(core, cache)
-    # Whatever a worker raises, the engine must serve on with what it had.
+    except EngineEndsError:
+        raise
+    # Whatever a worker says, the engine must serve on with what it had.
     except Exception as error:
         logger.exception("kvserving: switch from %s to %s failed", before, cache)
         _return_to(core, before, f"{cache}: {error}")
@@ -76,20 +83,8 @@ def _return_to(core: Any, cache: Cache, problem: str) -> None:
         _lay_out(core, cache)
     except Exception as error:
         logger.exception("kvserving: %s cannot be restored: the engine ends", cache)
-        _end(core)
-        raise EngineEndsError(
-            f"{problem}; {cache} cannot be restored ({type(error).__name__}: {error}): "
-            "the engine ends"
-        ) from error
-
-
-def _end(core: Any) -> None:
-    # A core in its caller's own process ends with the error that the caller gets.
-    if not hasattr(core, "input_queue"):
-        return
-    from vllm.v1.engine import EngineCoreRequestType
-
-    core.input_queue.put_nowait((EngineCoreRequestType.EXECUTOR_FAILED, b""))
+        why = f"{type(error).__name__}: {error}"
+        raise end(core, f"{problem}; {cache} cannot be restored ({why})") from error
 
 
 def _finish_steps_under_way(core: Any) -> None:
@@ -114,33 +109,27 @@ def _finish_steps_under_way(core: Any) -> None:
     # Its batch has left the queue without being counted: its requests would wait for ever.
     except Exception as error:
         logger.exception("kvserving: a step under way failed: the engine ends")
-        _end(core)
-        raise EngineEndsError(
-            f"a step that was under way failed ({type(error).__name__}: {error}): the engine ends"
-        ) from error
+        why = f"{type(error).__name__}: {error}"
+        raise end(core, f"a step that was under way failed ({why})") from error
     finally:
         core.scheduler.set_pause_state(state)
 
 
 def _lay_out(core: Any, cache: Cache) -> None:
     """Give workers and scheduler an empty cache."""
+    executor, available = core.model_executor, cache_bytes(core)
     set_cache(core.vllm_config, cache.dtype, cache.eviction)
-    core.model_executor.collective_rpc(randomness.remember)
-    core.model_executor.collective_rpc(partial(prepare_worker, cache=cache))
-    available = core.available_gpu_memory_for_kv_cache
-    executor = core.model_executor
+    ask(core, randomness.remember)
+    ask(core, partial(prepare_worker, cache=cache))
     # Memory was profiled at start, and the weights have not changed since.
-    executor.determine_available_memory = lambda: [available] * _workers(core)
+    executor.determine_available_memory = lambda: list(available)
     try:
-        kv_cache = core._initialize_kv_caches(core.vllm_config)
+        with asked_by_vllm(core):
+            kv_cache = core._initialize_kv_caches(core.vllm_config)
     finally:
         del executor.determine_available_memory
     _adopt(core, kv_cache)
-    executor.collective_rpc(randomness.restore)
-
-
-def _workers(core: Any) -> int:
-    return int(core.vllm_config.parallel_config.world_size)
+    ask(core, randomness.restore)
 
 
 def _adopt(core: Any, kv_cache: Any) -> None:
@@ -193,7 +182,8 @@ def prepare_worker(worker: Any, cache: Cache) -> None:
     runner.kv_cache_dtype = kv_cache_dtype_str_to_dtype(name, config.model_config)
     with set_current_vllm_config(config):
         for layer in runner.vllm_config.compilation_config.static_forward_context.values():
-            if isinstance(layer, Attention):
+            # Others store nothing, and their backend is not one of the cache's.
+            if isinstance(layer, Attention) and layer.attn_type == "decoder":
                 give_backend(layer, cache, name, runner.kv_cache_dtype, config)
 
 

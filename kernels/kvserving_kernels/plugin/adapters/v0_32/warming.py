@@ -10,7 +10,9 @@ with torch. Other engines stay as they are.
 import logging
 import os
 import shutil
+import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,8 +82,24 @@ def take_over(shipped: Path, folder: Path) -> bool:
             logger.info("kvserving: the image's KV kernels are for another kind of processor")
             return False
         # Numba keeps more beside them, and needs a folder that it can write to.
-        shutil.copytree(shipped, folder, dirs_exist_ok=True)
+        shutil.copytree(shipped, folder, dirs_exist_ok=True, copy_function=_put)
     except (ImportError, OSError) as error:
         logger.info("kvserving: the image's KV kernels cannot be used: %s", error)
         return False
     return True
+
+
+def _put(source: str, target: str) -> str:
+    """Copy a file so that whoever reads the target finds all of the old one or of the new one.
+
+    Other workers, and other engines with a cache folder in common, may be reading it.
+    """
+    whole = f"{target}.{uuid.uuid4().hex}"
+    try:
+        shutil.copy2(source, whole)
+        os.replace(whole, target)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(whole)
+        raise
+    return target
