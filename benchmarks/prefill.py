@@ -29,7 +29,7 @@ import torch
 from attention import block_tables, reference, replay
 
 from kvserving_kernels.formats import LAYOUTS, layout_of
-from kvserving_kernels.ops import compiles, triton_chunks
+from kvserving_kernels.ops import compiles, expanded, triton_chunks
 from kvserving_kernels.ops.pages import Batch, records
 from kvserving_kernels.ops.registry import Implementation, select
 from kvserving_kernels.ops.triton_chunks import Tuning
@@ -76,6 +76,8 @@ def main() -> None:
     count = compiles.start()
     if options.fa3:
         torch.ops.load_library(str(options.fa3))
+        if not options.variants:
+            expanded.use(_flash)
     shapes = [Shape(*shape) for shape in options.shapes]
     peers = {shape: _fa3(shape) if options.fa3 else None for shape in shapes}
     rows: list[dict[str, Any]] = []
@@ -184,7 +186,8 @@ class Pool:
         start = torch.tensor([0, *counts]).cumsum(0).int().cuda()
         found = torch.tensor(lengths, dtype=torch.int32, device="cuda")
         plans: dict[Any, Any] = {}
-        return [Batch(start, found, table, max(counts), plans) for table in tables]
+        on_host = (start.tolist(), lengths)
+        return [Batch(start, found, table, max(counts), plans, on_host) for table in tables]
 
     def _error(self, batch: Batch, sequences: Sequence[tuple[int, int]], compared: Any) -> float:
         """Largest relative error of a sequence's rows; infinite if they change in a second run."""
@@ -238,6 +241,17 @@ def _fa3(shape: Shape) -> float:
         )  # fmt: skip
 
     return statistics.median(replay(call, len(tables), lambda: None, REPLAYS))
+
+
+def _flash(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, query_starts: torch.Tensor,
+    key_starts: torch.Tensor, most_queries: int, most_keys: int, scale: float, out: torch.Tensor,
+) -> None:  # fmt: skip
+    torch.ops._vllm_fa3_C.fwd(
+        query, keys, values, None, None, None, out, query_starts, key_starts, None, None, None,
+        most_queries, most_keys, None, None, None, None, None, None, None, None, None, scale, True,
+        -1, -1, 0.0, True, None, 0, None, 0, None, 1, 0, None,
+    )  # fmt: skip
 
 
 def _use(variant: str) -> None:

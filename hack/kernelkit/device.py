@@ -60,7 +60,7 @@ class OnDevice(Operations):
         asked, stored, start, lengths, table, output = _moved(
             (query, pages, batch.query_start, batch.context_lengths, batch.block_table, out)
         )
-        there = Batch(start, lengths, table, batch.max_queries)
+        there = Batch(start, lengths, table, batch.max_queries, on_host=batch.on_host)
         found = self.operations.attend(page, asked, stored, there, scale, output)
         return found.cpu() if out is None else out.copy_(found)
 

@@ -18,7 +18,8 @@ class Batch:
     pages. The queries of a sequence are its last tokens and see no later ones. A sequence of length
     zero is padding: its output is zero. `max_queries` is the most queries that a sequence has,
     where the caller knows it without asking a device. What an implementation works out of a batch
-    for all layers of a step it keeps in `plans`.
+    for all layers of a step it keeps in `plans`. `on_host` are `query_start` and `context_lengths`
+    where the caller has them there too.
     """
 
     query_start: torch.Tensor
@@ -26,6 +27,7 @@ class Batch:
     block_table: torch.Tensor
     max_queries: int | None = None
     plans: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+    on_host: tuple[list[int], list[int]] | None = None
 
 
 def records(pages: torch.Tensor, page: PageLayout) -> torch.Tensor:

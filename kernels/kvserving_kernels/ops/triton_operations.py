@@ -5,6 +5,7 @@ from typing import Final
 import torch
 
 from kvserving_kernels.formats.layout import PageLayout
+from kvserving_kernels.ops import expanded
 from kvserving_kernels.ops.interface import Operations
 from kvserving_kernels.ops.pages import Batch, check_attend, check_store, delivered
 from kvserving_kernels.ops.rotation import rotate_back, rotate_queries
@@ -34,6 +35,7 @@ class TritonOperations(Operations):
         """See `ops.registry.Operations.prepare`."""
         compile_for(page, heads, kv_heads, dtype, device)
         compile_chunks_for(page, heads, kv_heads, dtype, device)
+        expanded.compile_for(page, kv_heads, dtype, device)
 
     def store(
         self,
@@ -91,6 +93,14 @@ class TritonOperations(Operations):
         tokens = 1 if most <= 1 else MOST_TOKENS
         if most <= tokens and takes(page, query, records.shape[1], tokens):
             decode(page, query, records, batch, tokens, scale, output, cover=True)
+            return
+        kv_heads = records.shape[1]
+        groups = expanded.takes(page, query, kv_heads, batch)
+        if groups is not None:
+            expanded.prefill(page, query, records, batch, groups, scale, output)
+            rest = expanded.singles(batch, groups)
+            if len(rest.context_lengths):
+                decode(page, query, records, rest, 1, scale, output, cover=False)
             return
         # In a batch with prompts, sequences with one query each are still decoded. A sequence alone
         # has more than one.

@@ -242,8 +242,9 @@ def _tile(
     """Which tile lies at a place of the grid, and by how many programs it is shared.
 
     Its sequence, that one's first query, queries and tokens, and the tile's first token among
-    these queries; no program without a tile. Each sequence has room for its tiles from place `first query // tokens + its number` on. What
-    follows all queries counts as a sequence without tokens.
+    these queries; no program without a tile. Each sequence has room for its tiles from place
+    `first query // tokens + its number` on. What follows all queries counts as a sequence without
+    tokens.
     """
     TOKENS: tl.constexpr = ROWS // GROUP
     owner = tl.full([], 0, tl.int32)

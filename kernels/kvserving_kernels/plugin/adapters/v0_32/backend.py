@@ -25,6 +25,7 @@ from kvserving_kernels.ops.interface import Operations
 from kvserving_kernels.ops.pages import Batch
 from kvserving_kernels.ops.quantize import new_counters
 from kvserving_kernels.ops.registry import select
+from kvserving_kernels.plugin.adapters.v0_32.prompts import use_flash_attention
 from kvserving_kernels.plugin.adapters.v0_32.selection import refuse
 
 
@@ -152,8 +153,18 @@ class KVFormatMetadataBuilder(AttentionMetadataBuilder[KVFormatMetadata]):
             common.seq_lens,
             common.block_table_tensor,
             common.max_query_len,
+            on_host=_on_host(common),
         )
         return KVFormatMetadata(common.num_actual_tokens, batch, self._first_layer)
+
+
+def _on_host(common: CommonAttentionMetadata) -> tuple[list[int], list[int]] | None:
+    """Starts and lengths of a step with prompts, of which the runner knows them exactly."""
+    lengths = common.seq_lens_cpu_upper_bound
+    if common.max_query_len <= 1 or lengths is None:
+        return None
+    count = common.num_reqs
+    return common.query_start_loc_cpu[: count + 1].tolist(), lengths[:count].tolist()
 
 
 class KVFormatImpl(AttentionImpl):
@@ -238,6 +249,8 @@ class KVFormatImpl(AttentionImpl):
             self._page = self.layout.page(block_size, self.head_size)
             self._operations = select(self._page, kv_cache.device, may_compile=False)
             self.counters = stored(kv_cache.device)
+            if kv_cache.is_cuda:
+                use_flash_attention(self.head_size)
             self._operations.prepare(
                 self._page, self.num_heads, self.num_kv_heads, dtype, kv_cache.device
             )
