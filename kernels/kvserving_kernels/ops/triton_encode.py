@@ -78,6 +78,14 @@ def rotate_rows(rows, signs, ROWS: tl.constexpr, LANES: tl.constexpr, STAGES: tl
 
 
 @triton.jit
+def rotate_both(k, v, signs, ROWS: tl.constexpr, LANES: tl.constexpr, STAGES: tl.constexpr):
+    """Both tiles [ROWS, LANES] rotated together: threads then meet half as often."""
+    both = tl.reshape(tl.permute(tl.join(k, v), (0, 2, 1)), (2 * ROWS, LANES))
+    both = rotate_rows(both, signs, 2 * ROWS, LANES, STAGES)
+    return tl.split(tl.permute(tl.reshape(both, (ROWS, 2, LANES)), (0, 2, 1)))
+
+
+@triton.jit
 def _sums_and_differences(rows, ROWS: tl.constexpr, LANES: tl.constexpr, HALF: tl.constexpr):
     """In place of lanes that are HALF apart, their sum and their difference."""
     pairs = tl.reshape(rows, (ROWS, LANES // (2 * HALF), 2, HALF))

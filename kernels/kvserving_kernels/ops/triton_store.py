@@ -23,6 +23,7 @@ from kvserving_kernels.ops.triton_codes import (
 )
 from kvserving_kernels.ops.triton_encode import (
     count_odd,
+    rotate_both,
     rotate_rows,
     sanitize_rows,
     write_rows,
@@ -156,14 +157,18 @@ def store_kernel(
         if (slot >= 0) & ((place == 0) | (before != slot - 1)):
             record = records + (slot // BLOCK) * block_stride + head * record_stride
             first = place // STEP
+            # Asked for together with what the center needs.
+            first_k = tl.load(keys + lanes, mask=lanes < HEAD, other=0.0)
+            first_v = tl.load(values + lanes, mask=lanes < HEAD, other=0.0)
             center = tl.zeros([LANES], tl.float32)
             if ANCHORS > 0:
                 center = _center(record, first, BLOCK, HEAD, LANES, STEP, K_BITS, K_CODES, K_WORDS)
             if (place + 1 == BLOCK) | (after != slot + 1):
+                places = place + tl.arange(0, 1)
                 _store_rows(
-                    keys, values, record, turn, counters, center, place, place, place + 1,
-                    key_stride, value_stride, 1, 1, HEAD, LANES, STAGES, ANCHORS, K_BITS,
-                    V_BITS, K_CODES, K_WORDS, V_CODES, V_WORDS, K_ROTATED, V_ROTATED,
+                    first_k[None, :], first_v[None, :], places, places >= place, record, turn,
+                    counters, center, place, 1, HEAD, LANES, STAGES, ANCHORS, K_BITS, V_BITS,
+                    K_CODES, K_WORDS, V_CODES, V_WORDS, K_ROTATED, V_ROTATED,
                 )  # fmt: skip
             else:
                 ahead = tl.arange(0, WINDOW)
@@ -178,28 +183,34 @@ def store_kernel(
                             center = _next_center(
                                 center, record, run, HEAD, LANES, STEP, K_BITS, K_CODES, K_WORDS
                             )
+                    rows = tl.arange(0, ROWS)
+                    places = run * STEP + rows
+                    valid = (rows < STEP) & (places >= place) & (places < end)
+                    mask = valid[:, None] & (lanes < HEAD)[None, :]
+                    offsets = (places - place).to(tl.int64)[:, None]
+                    k = tl.load(keys + offsets * key_stride + lanes[None, :], mask=mask, other=0.0)
+                    v = tl.load(
+                        values + offsets * value_stride + lanes[None, :], mask=mask, other=0.0
+                    )
                     _store_rows(
-                        keys, values, record, turn, counters, center, run * STEP, place, end,
-                        key_stride, value_stride, ROWS, STEP, HEAD, LANES, STAGES, ANCHORS, K_BITS,
-                        V_BITS, K_CODES, K_WORDS, V_CODES, V_WORDS, K_ROTATED, V_ROTATED,
+                        k, v, places, valid, record, turn, counters, center,
+                        run * STEP, ROWS, HEAD, LANES, STAGES, ANCHORS, K_BITS, V_BITS, K_CODES,
+                        K_WORDS, V_CODES, V_WORDS, K_ROTATED, V_ROTATED,
                     )  # fmt: skip
 
 
 @triton.jit
 def _store_rows(
-    keys,
-    values,
+    k,
+    v,
+    places,
+    valid,
     record,
     turn,
     counters,
     center,
     start,
-    first,
-    end,
-    key_stride,
-    value_stride,
     ROWS: tl.constexpr,
-    STEP: tl.constexpr,
     HEAD: tl.constexpr,
     LANES: tl.constexpr,
     STAGES: tl.constexpr,
@@ -213,23 +224,21 @@ def _store_rows(
     K_ROTATED: tl.constexpr,
     V_ROTATED: tl.constexpr,
 ):
-    """Store the STEP places from `start` that lie in [first, end); `keys` is the key of `first`."""
-    rows = tl.arange(0, ROWS)
-    lanes = tl.arange(0, LANES)
-    places = start + rows
-    valid = (rows < STEP) & (places >= first) & (places < end)
-    mask = valid[:, None] & (lanes < HEAD)[None, :]
-    index = (places - first).to(tl.int64)[:, None]
-    k = tl.load(keys + index * key_stride + lanes[None, :], mask=mask, other=0.0).to(tl.float32)
-    v = tl.load(values + index * value_stride + lanes[None, :], mask=mask, other=0.0)
+    """Store keys and values [ROWS, LANES] in places of one run from `start` on, where valid.
+
+    They must be zero where they are not valid, and beyond the head size.
+    """
+    k = k.to(tl.float32)
     v = v.to(tl.float32)
     if counters is not None:
         count_odd(k, v, counters)
     k = sanitize_rows(k)
     v = sanitize_rows(v)
-    if K_ROTATED:
+    if K_ROTATED and V_ROTATED:
+        k, v = rotate_both(k, v, turn, ROWS, LANES, STAGES)
+    elif K_ROTATED:
         k = rotate_rows(k, turn, ROWS, LANES, STAGES)
-    if V_ROTATED:
+    elif V_ROTATED:
         v = rotate_rows(v, turn, ROWS, LANES, STAGES)
     words = (record + V_WORDS).to(tl.pointer_type(tl.uint16)) + places
     write_rows(v, record + V_CODES, places, words, valid, ROWS, HEAD, LANES, V_BITS)
@@ -240,7 +249,7 @@ def _store_rows(
     elif start < ANCHORS:
         write_rows(k, record, places, words, valid, ROWS, HEAD, LANES, 8)
     else:
-        k = tl.where((lanes < HEAD)[None, :], k - center[None, :], 0.0)
+        k = tl.where((tl.arange(0, LANES) < HEAD)[None, :], k - center[None, :], 0.0)
         write_rows(k, section, places - ANCHORS, words, valid, ROWS, HEAD, LANES, K_BITS)
 
 
