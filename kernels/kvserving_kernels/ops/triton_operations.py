@@ -9,6 +9,7 @@ from kvserving_kernels.ops.pages import Batch, check_attend, check_store, delive
 from kvserving_kernels.ops.quantize import sanitize
 from kvserving_kernels.ops.rotation import rotate, rotate_back, rotate_queries
 from kvserving_kernels.ops.triton_attend import attend_rows
+from kvserving_kernels.ops.triton_chunks import compile_chunks_for, prefill, takes_chunks
 from kvserving_kernels.ops.triton_step import MOST_TOKENS, compile_for, decode, takes
 from kvserving_kernels.ops.triton_store import ALL_PLACES, store_rows
 
@@ -32,6 +33,7 @@ class TritonOperations:
     ) -> None:
         """See `ops.registry.Operations.prepare`."""
         compile_for(page, heads, kv_heads, dtype, device)
+        compile_chunks_for(page, heads, kv_heads, dtype, device)
 
     def store(
         self,
@@ -101,14 +103,18 @@ class TritonOperations:
         if most <= tokens and takes(page, query, records.shape[1], tokens):
             decode(page, query, records, batch, tokens, scale, output, cover=True)
             return
-        # In a batch with prompts, sequences with one query each are still decoded.
-        single = takes(page, query, records.shape[1], 1)
-        output.copy_(_prefill(page, query, records, batch, scale, not single))
+        # In a batch with prompts, sequences with one query each are still decoded. A sequence alone
+        # has more than one.
+        single = len(batch.context_lengths) > 1 and takes(page, query, records.shape[1], 1)
+        if takes_chunks(page, query, records.shape[1]):
+            prefill(page, query, records, batch, 2 if single else 1, scale, output)
+        else:
+            output.copy_(_by_rows(page, query, records, batch, scale, not single))
         if single:
             decode(page, query, records, batch, 1, scale, output, cover=False)
 
 
-def _prefill(
+def _by_rows(
     page: PageLayout,
     query: torch.Tensor,
     records: torch.Tensor,

@@ -92,7 +92,7 @@ def decode(
         query = torch.empty(plain.shape, dtype=torch.float32, device=plain.device)
         arguments: tuple[Any, ...] = (plain, turn, query, plain.stride(0))
         options: dict[str, Any] = {"HEAD": page.head_size, "num_warps": 1}
-        _run(rotate_kernel, tuple(plain.shape[:2]), arguments, options, compile_only)
+        launch(rotate_kernel, tuple(plain.shape[:2]), arguments, options, compile_only)
     means = records.new_empty(
         (plan.capacity, kv_heads, columns, page.head_size), dtype=torch.float32
     )
@@ -123,7 +123,7 @@ def decode(
         "num_warps": tuned.warps,
     }
     programs = min(slots(query.device, kv_heads, sequences), plan.capacity)
-    _run(decode_kernel, (kv_heads, programs), arguments, options, compile_only)
+    launch(decode_kernel, (kv_heads, programs), arguments, options, compile_only)
     many = sequences * heads * tokens >= MANY_ROWS
     arguments = (
         means, stats, batch.query_start, plan.shares, turn, output, sequences, query.shape[0],
@@ -139,7 +139,7 @@ def decode(
             "COVER": cover,
             "num_warps": warps,
         }
-        _run(merge_kernel, (sequences, heads, tokens), arguments, options, compile_only)
+        launch(merge_kernel, (sequences, heads, tokens), arguments, options, compile_only)
 
 
 @cache
@@ -192,13 +192,14 @@ def _plan(page: PageLayout, batch: Batch, tokens: int, kv_heads: int, compile_on
     return found
 
 
-def _run(
+def launch(
     kernel: Any,
     grid: tuple[int, ...],
     arguments: tuple[Any, ...],
     options: dict[str, Any],
     compile_only: bool,
 ) -> None:
+    """Run a kernel, or with `compile_only` compile it for such arguments."""
     if compile_only:
         kernel.warmup(*arguments, grid=grid, **options)
     else:
