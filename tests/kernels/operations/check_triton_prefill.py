@@ -224,7 +224,7 @@ def test_small_weights_count_however_large_values_are(dtype: str, size: float) -
     assert (got.double() - exact).norm() < 5e-3 * exact.norm() + 1e-7
 
 
-@pytest.mark.parametrize("size", [1e-3, 2e4])
+@pytest.mark.parametrize("size", [5e-3, 4e4])
 @pytest.mark.parametrize("dtype", ["int8", "int4", "int4_hadamard"])
 def test_values_of_any_size_keep_their_digits(dtype: str, size: float) -> None:
     cache, ((_, _, blocks),) = _made(dtype, [(9, 40)], kv_heads=1, head_size=32)
