@@ -13,12 +13,17 @@ from kvserving_kernels.ops.pages import Batch
 from kvserving_kernels.ops.registry import Implementation, select
 
 
-def operations_for(page: PageLayout, implementation: Implementation) -> Operations:
-    """Operations under test; those of Triton on a GPU, where there is one."""
+def triton_device() -> str:
+    """Where Triton's kernels run: on a GPU where there is one, unless they are interpreted."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if implementation is Implementation.TRITON and torch.cuda.is_available() and not interpreted:
-        return OnDevice(select(page, "cuda", implementation))
-    return select(page, "cpu", implementation)
+    return "cuda" if torch.cuda.is_available() and not interpreted else "cpu"
+
+
+def operations_for(page: PageLayout, implementation: Implementation) -> Operations:
+    """Operations under test."""
+    device = triton_device() if implementation is Implementation.TRITON else "cpu"
+    found = select(page, device, implementation)
+    return OnDevice(found) if device == "cuda" else found
 
 
 @dataclass(frozen=True)

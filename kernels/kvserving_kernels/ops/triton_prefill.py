@@ -40,8 +40,8 @@ LEAST_SHARE = tl.constexpr(8)
 """Blocks of a share at least: fewer cost more to merge than they gain."""
 
 _RUNTIME = [
-    "scale", "least", "rows", "sequences", "query_stride", "table_stride", "block_stride",
-    "record_stride", "output_stride",
+    "scale", "most_shares", "least", "rows", "sequences", "query_stride", "table_stride",
+    "block_stride", "record_stride", "output_stride",
 ]  # fmt: skip
 """Arguments whose values must not lead to another compilation."""
 
@@ -129,7 +129,7 @@ def prefill_kernel(
     tl.store(own, query, mask=inside[:, None])
     tl.debug_barrier()
     query = tl.load(own, mask=inside[:, None], other=0.0)
-    unit = scale * (LOG2_E / key_unit())
+    unit = scale * (LOG2_E / key_unit(K_BITS))
 
     top = tl.full([ROWS], FLOOR, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -243,8 +243,8 @@ def _tile(
 
     Its sequence, that one's first query, queries and tokens, and the tile's first token among
     these queries; no program without a tile. Each sequence has room for its tiles from place
-    `first query // tokens + its number` on. What follows all queries counts as a sequence without
-    tokens.
+    `first query // tokens of a tile + its number` on. What follows all queries counts as a
+    sequence without tokens.
     """
     TOKENS: tl.constexpr = ROWS // GROUP
     owner = tl.full([], 0, tl.int32)
@@ -290,20 +290,22 @@ def _ids(table, index, end, BLOCKS: tl.constexpr):
     """Pages of BLOCKS blocks of a sequence, or of its last ones; none where it has none."""
     real = end > 0
     first = tl.load(table + tl.minimum(index, end - 1), mask=real, other=0)
-    if BLOCKS == 1:
-        return first, first
-    return first, tl.load(table + tl.minimum(index + 1, end - 1), mask=real, other=0)
+    second = first
+    if BLOCKS == 2:
+        second = tl.load(table + tl.minimum(index + 1, end - 1), mask=real, other=0)
+    return first, second
 
 
 @triton.jit
 def _records(records, ids, block_stride, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
     """Where the record of each row of a tile begins, as pairs of bytes."""
-    column = tl.arange(0, BLOCK * BLOCKS)
     half = block_stride // 2
-    place = tl.multiple_of(ids[0].to(tl.int64) * half, 8) + tl.zeros_like(column)
+    start = records.to(tl.pointer_type(tl.uint16))
+    first = start + tl.multiple_of(ids[0].to(tl.int64) * half, 8)
     if BLOCKS == 2:
-        place = tl.where(column < BLOCK, place, tl.multiple_of(ids[1].to(tl.int64) * half, 8))
-    return records.to(tl.pointer_type(tl.uint16)) + place
+        second = start + tl.multiple_of(ids[1].to(tl.int64) * half, 8)
+        first = tl.where(tl.arange(0, BLOCK * BLOCKS) < BLOCK, first, second)
+    return first
 
 
 @triton.jit
@@ -397,7 +399,9 @@ def _step(
     value = joined(values_of(pairs, offset, factor, V_BITS, ASSEMBLY), 16 // V_BITS)
     weights = weights.to(tl.float16)
     if APART:
-        sums = sums * keep[:, None] + tl.dot(weights, value)
+        # A sum would be made the tensor core's again.
+        added = tl.dot(weights, value)
+        sums = tl.fma(sums, tl.broadcast_to(keep[:, None], added.shape), added)
     else:
         sums = tl.dot(weights, value, sums * keep[:, None])
     return new_top, total, sums, ids, next_words[0], next_words[1]
@@ -417,7 +421,7 @@ def _keys(
     """A tile of keys; those after the anchors without their centers."""
     PAIRS: tl.constexpr = HEAD * BITS // 16
     PARTS: tl.constexpr = 8 // BITS
-    factor, offset = multipliers(words, key_unit(), BITS)
+    factor, offset = multipliers(words, key_unit(BITS), BITS)
     if ANCHORS > 0:
         is_anchor = place < ANCHORS
         factor = tl.where(is_anchor, 0.0, factor).to(tl.float16)
@@ -425,7 +429,7 @@ def _keys(
     pairs = pairs_of(record + (CODES // 2 - ANCHORS * PAIRS) + place * PAIRS, PAIRS)
     parts = values_of(pairs, offset, factor, BITS, ASSEMBLY)
     if ANCHORS > 0:
-        factor, _ = multipliers(tl.where(is_anchor, words, 0), key_unit(), 8)
+        factor, _ = multipliers(tl.where(is_anchor, words, 0), key_unit(BITS), 8)
         low, high = (), ()
         for i in tl.static_range(PARTS):
             row = record + i * PAIRS + place * (HEAD // 2)

@@ -16,15 +16,19 @@ LARGEST = tl.constexpr(65504.0)
 
 
 @triton.constexpr_function
-def key_unit():
-    """What keys are multiplied by in a tile; anchors and others must share it."""
-    return 2.0**-8
+def key_unit(bits):
+    """What keys are multiplied by in a tile, anchors beside codes of so many bits too."""
+    return {8: 2.0**-3, 4: 2.0**-8, 2: 2.0**-9}[bits]
 
 
 @triton.constexpr_function
 def value_unit(bits):
-    """What values are multiplied by in a tile: as much as any scale of stored values allows."""
-    return 2.0**-3 if bits == 8 else 2.0**-7
+    """What values are multiplied by in a tile.
+
+    As much as the largest scales allow, so that small values keep their digits: 16-bit floats have
+    fewer of them below 2 ** -14.
+    """
+    return {8: 2.0**-3, 4: 2.0**-7, 2: 2.0**-9}[bits]
 
 
 @triton.jit
@@ -170,13 +174,14 @@ def hadamard_rows(rows, HEAD: tl.constexpr):
     bits ^= bits >> 1
     signs = (1.0 - 2.0 * (bits & 1).to(tl.float32)).to(rows.dtype)
     if HEAD == PART:
-        return tl.dot(rows, signs)
-    else:  # noqa: RET505  Triton compiles what follows a return
+        product = tl.dot(rows, signs)
+    else:
         halves = tl.permute(tl.reshape(rows, (rows.shape[0], 2, PART)), (0, 2, 1))
         low, high = tl.split(halves)
         low, high = tl.dot(low, signs), tl.dot(high, signs)
         halves = tl.permute(tl.join(low + high, low - high), (0, 2, 1))
-        return tl.reshape(halves, (rows.shape[0], HEAD))
+        product = tl.reshape(halves, (rows.shape[0], HEAD))
+    return product
 
 
 @triton.jit

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernelkit import Cache, attention, random_tokens, tokens_of
+from kernelkit.device import triton_device
 from kvserving_kernels.formats import LAYOUTS, KVCacheDType
 from kvserving_kernels.ops.registry import Implementation
 
@@ -184,7 +185,8 @@ def test_a_plan_has_every_block_once_and_room_for_it(slots: int, sequences: int)
     lengths = torch.randint(0, 700, (sequences,), generator=chance, dtype=torch.int32)
     counts = torch.randint(0, 3, (sequences,), generator=chance, dtype=torch.int32)
     start = torch.cat((torch.zeros(1, dtype=torch.int32), counts.cumsum(0).int()))
-    plan = make_plan(start, lengths, 32, 1, slots)
+    device = triton_device()
+    plan = make_plan(start.to(device), lengths.to(device), 32, 1, slots)
     total = int(plan.items[0, 0])
     assert total <= plan.capacity
     items = plan.items[1 : total + 1].tolist()

@@ -206,7 +206,7 @@ def test_rows_that_belong_to_no_sequence_become_zero(
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
-@pytest.mark.parametrize("size", [1e-3, 1.0, 2e3])
+@pytest.mark.parametrize("size", [1.0, 2e3])
 def test_small_weights_count_however_large_values_are(dtype: str, size: float) -> None:
     # As with an attention sink: the first token has nearly all of the weight and no value.
     cache, ((_, _, blocks),) = _made(dtype, [(9, 96)], kv_heads=1, head_size=32)
@@ -222,6 +222,16 @@ def test_small_weights_count_however_large_values_are(dtype: str, size: float) -
     assert exact.norm() > 0
     # The output itself may be below what 16 bits hold exactly.
     assert (got.double() - exact).norm() < 5e-3 * exact.norm() + 1e-7
+
+
+@pytest.mark.parametrize("size", [5e-3, 4e4])
+@pytest.mark.parametrize("dtype", ["int8", "int4", "int4_hadamard"])
+def test_values_of_any_size_keep_their_digits(dtype: str, size: float) -> None:
+    cache, ((_, _, blocks),) = _made(dtype, [(9, 40)], kv_heads=1, head_size=32)
+    key, value = tokens_of(cache, 40)
+    filler = Cache(cache.page, _FILLER.operations, cache.pages, cache.memory)
+    filler.store(key, value.float() * size / value.abs().max(), blocks)
+    _check(cache, [(9, 40, blocks)], 2, 2 * ERROR_LIMIT)
 
 
 @every_format
