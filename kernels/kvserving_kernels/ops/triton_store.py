@@ -49,7 +49,7 @@ PROMPT: Final = Tuning(scan=16, warps=4)
 
 
 def tuning(tokens: int) -> Tuning:
-    """How so many tokens are stored; two ways only, since each is compiled."""
+    """How so many tokens are stored: two ways, since each number of warps is compiled apart."""
     return DECODE if tokens <= MANY_TOKENS else PROMPT
 
 
@@ -73,7 +73,7 @@ def store(
     lanes = triton.next_power_of_2(page.head_size)
     step = page.anchor_tokens or min(page.block_size, ROWS_PER_TOKEN)
     arguments: tuple[Any, ...] = (
-        key, value, slots, records, signs, counters, tokens,
+        key, value, slots, records, signs, counters, tokens, tuned.scan,
         key.stride(0), key.stride(1), value.stride(0), value.stride(1),
         records.stride(0), records.stride(1),
     )  # fmt: skip
@@ -94,7 +94,6 @@ def store(
         "V_WORDS": page.v_params.offset_bytes,
         "K_ROTATED": layout.k_rotated,
         "V_ROTATED": layout.v_rotated,
-        "SCAN": tuned.scan,
         "num_warps": tuned.warps,
         "enable_fp_fusion": False,
     }
@@ -106,7 +105,7 @@ def store(
 
 
 @triton.jit(
-    do_not_specialize=["tokens"],
+    do_not_specialize=["tokens", "scan"],
     do_not_specialize_on_alignment=["slots", "counters"],
 )
 def store_kernel(
@@ -117,6 +116,7 @@ def store_kernel(
     signs,
     counters,
     tokens,
+    scan,
     key_stride,
     key_head_stride,
     value_stride,
@@ -139,14 +139,13 @@ def store_kernel(
     V_WORDS: tl.constexpr,
     K_ROTATED: tl.constexpr,
     V_ROTATED: tl.constexpr,
-    SCAN: tl.constexpr,
 ):
-    """Store one KV head of all segments that begin among SCAN tokens."""
-    begin = tl.program_id(0) * SCAN
+    """Store one KV head of all segments that begin among `scan` tokens."""
+    begin = tl.program_id(0) * scan
     head = tl.program_id(1)
     lanes = tl.arange(0, LANES)
     turn = tl.load(signs + lanes, mask=lanes < HEAD, other=0.0)
-    for token in range(begin, tl.minimum(begin + SCAN, tokens)):
+    for token in range(begin, tl.minimum(begin + scan, tokens)):
         index = tl.cast(token, tl.int64)
         keys = key + index * key_stride + head * key_head_stride
         values = value + index * value_stride + head * value_head_stride
@@ -181,8 +180,9 @@ def store_kernel(
                             # Other threads of this program wrote what is now read.
                             tl.debug_barrier()
                             center = _next_center(
-                                center, record, run, HEAD, LANES, STEP, K_BITS, K_CODES, K_WORDS
-                            )
+                                center, record, run, ROWS, HEAD, LANES, STEP, K_BITS, K_CODES,
+                                K_WORDS,
+                            )  # fmt: skip
                     rows = tl.arange(0, ROWS)
                     places = run * STEP + rows
                     valid = (rows < STEP) & (places >= place) & (places < end)
@@ -297,16 +297,34 @@ def _add_eight(
     runs = first + tl.arange(0, 8)
     section = record + CODES - STEP * (HEAD * BITS // 8)
     means = _means(record, section, runs, runs < end, 8, HEAD, LANES, STEP, BITS, WORDS)
-    # By registers, since a sum's own order depends on how threads share a tile.
-    means = tl.reshape(tl.permute(means, (1, 0)), (LANES, 2, 2, 2))
-    even, odd = tl.split(means)
-    runs04, runs26 = tl.split(even)
-    runs15, runs37 = tl.split(odd)
-    run0, run4 = tl.split(runs04)
-    run1, run5 = tl.split(runs15)
-    run2, run6 = tl.split(runs26)
-    run3, run7 = tl.split(runs37)
-    return center + run0 + run1 + run2 + run3 + run4 + run5 + run6 + run7
+    return _add_rows(center, means, 8, LANES)
+
+
+@triton.jit
+def _add_rows(total, rows, COUNT: tl.constexpr, LANES: tl.constexpr):
+    """Total [LANES] and rows [COUNT, LANES], 4, 8 or 16 of them, added one after the other.
+
+    By registers, since a sum's own order depends on how threads share a tile.
+    """
+    rows = tl.permute(rows, (1, 0))
+    if COUNT == 4:
+        rows = tl.permute(tl.reshape(rows, (LANES, 2, 2)), (0, 2, 1))
+    elif COUNT == 8:
+        rows = tl.permute(tl.reshape(rows, (LANES, 2, 2, 2)), (0, 3, 2, 1))
+    else:
+        rows = tl.permute(tl.reshape(rows, (LANES, 2, 2, 2, 2)), (0, 4, 3, 2, 1))
+    return _add_halves(total, rows, COUNT)
+
+
+@triton.jit
+def _add_halves(total, rows, COUNT: tl.constexpr):
+    # The last dimension tells the first half of the rows from the second.
+    first, second = tl.split(rows)
+    if COUNT == 2:
+        return total + first + second
+    else:  # noqa: RET505  decided when it is compiled
+        total = _add_halves(total, first, COUNT // 2)
+        return _add_halves(total, second, COUNT // 2)
 
 
 @triton.jit
@@ -314,6 +332,7 @@ def _next_center(
     center,
     record,
     run,
+    ROWS: tl.constexpr,
     HEAD: tl.constexpr,
     LANES: tl.constexpr,
     STEP: tl.constexpr,
@@ -322,14 +341,18 @@ def _next_center(
     WORDS: tl.constexpr,
 ):
     """Center of a run after the first, given that of the run before it."""
-    runs = run - 1 + tl.arange(0, 1)
-    valid = runs < run
+    rows = tl.arange(0, ROWS)
+    valid = rows < STEP
+    tokens = (run - 1) * STEP + rows
+    words = load_words(record + WORDS, tokens, valid)
     if run == 1:
-        means = _means(record, record, runs, valid, 1, HEAD, LANES, STEP, 8, WORDS)
+        codes = load_codes(record, tokens, valid, HEAD, LANES, 8)
+        terms = codes * symmetric_scale(words)[:, None]
     else:
-        section = record + CODES - STEP * (HEAD * BITS // 8)
-        means = _means(record, section, runs, valid, 1, HEAD, LANES, STEP, BITS, WORDS)
-    return center + tl.reshape(means, (LANES,))
+        codes = load_codes(record + CODES, tokens - STEP, valid, HEAD, LANES, BITS)
+        terms = (codes - affine_zero_point(words, BITS)[:, None]) * affine_scale(words)[:, None]
+    total = _add_rows(tl.zeros([LANES], tl.float32), terms, ROWS, LANES)
+    return center + _share(total, STEP)
 
 
 @triton.jit
@@ -360,6 +383,12 @@ def _means(
             total += (codes - affine_zero_point(words, BITS)[:, None]) * affine_scale(words)[
                 :, None
             ]
+    return _share(total, STEP)
+
+
+@triton.jit
+def _share(total, STEP: tl.constexpr):
+    """Total divided by STEP."""
     if STEP & (STEP - 1) == 0:
         # The same number; a division's branch would part what can be asked for at once.
         return total * (1.0 / STEP)
