@@ -14,13 +14,7 @@ import triton.language as tl
 
 from kvserving_kernels.formats.layout import PageLayout
 from kvserving_kernels.formats.rotation import block_of
-from kvserving_kernels.ops.triton_codes import (
-    affine_scale,
-    affine_zero_point,
-    load_codes,
-    load_words,
-    symmetric_scale,
-)
+from kvserving_kernels.ops.triton_center import center_of, next_center
 from kvserving_kernels.ops.triton_encode import (
     count_odd,
     rotate_both,
@@ -29,7 +23,7 @@ from kvserving_kernels.ops.triton_encode import (
     write_rows,
 )
 
-ROWS_PER_TOKEN: Final = 16
+UNCENTERED_ROWS: Final = 8
 """Tokens that are encoded at a time where keys need no center."""
 
 MANY_TOKENS: Final = 1024
@@ -71,7 +65,7 @@ def store(
     """
     tokens, layout = slots.shape[0], page.layout
     lanes = triton.next_power_of_2(page.head_size)
-    step = page.anchor_tokens or min(page.block_size, ROWS_PER_TOKEN)
+    step = page.anchor_tokens or min(page.block_size, UNCENTERED_ROWS)
     arguments: tuple[Any, ...] = (
         key, value, slots, records, signs, counters, tokens, tuned.scan,
         key.stride(0), key.stride(1), value.stride(0), value.stride(1),
@@ -161,7 +155,9 @@ def store_kernel(
             first_v = tl.load(values + lanes, mask=lanes < HEAD, other=0.0)
             center = tl.zeros([LANES], tl.float32)
             if ANCHORS > 0:
-                center = _center(record, first, BLOCK, HEAD, LANES, STEP, K_BITS, K_CODES, K_WORDS)
+                center = center_of(
+                    record, first, BLOCK, HEAD, LANES, STEP, K_BITS, K_CODES, K_WORDS
+                )
             if (place + 1 == BLOCK) | (after != slot + 1):
                 places = place + tl.arange(0, 1)
                 _store_rows(
@@ -179,7 +175,7 @@ def store_kernel(
                         if run > first:
                             # Other threads of this program wrote what is now read.
                             tl.debug_barrier()
-                            center = _next_center(
+                            center = next_center(
                                 center, record, run, ROWS, HEAD, LANES, STEP, K_BITS, K_CODES,
                                 K_WORDS,
                             )  # fmt: skip
@@ -251,146 +247,3 @@ def _store_rows(
     else:
         k = tl.where((tl.arange(0, LANES) < HEAD)[None, :], k - center[None, :], 0.0)
         write_rows(k, section, places - ANCHORS, words, valid, ROWS, HEAD, LANES, K_BITS)
-
-
-@triton.jit
-def _center(
-    record,
-    run,
-    BLOCK: tl.constexpr,
-    HEAD: tl.constexpr,
-    LANES: tl.constexpr,
-    STEP: tl.constexpr,
-    BITS: tl.constexpr,
-    CODES: tl.constexpr,
-    WORDS: tl.constexpr,
-):
-    """Center [LANES] of a run: the means of all runs before, each less its center, in their order.
-
-    Zero for the first run. Lanes beyond the head size come out as anything.
-    """
-    # All rows are asked for at once: a loop over runs would wait for the memory as often.
-    runs = tl.arange(0, 1)
-    mean = _means(record, record, runs, runs < run, 1, HEAD, LANES, STEP, 8, WORDS)
-    center = tl.reshape(mean, (LANES,))
-    center = _add_eight(center, record, 1, run, HEAD, LANES, STEP, BITS, CODES, WORDS)
-    if BLOCK // STEP > 10:
-        for first in range(9, run, 8):
-            center = _add_eight(center, record, first, run, HEAD, LANES, STEP, BITS, CODES, WORDS)
-    return center
-
-
-@triton.jit
-def _add_eight(
-    center,
-    record,
-    first,
-    end,
-    HEAD: tl.constexpr,
-    LANES: tl.constexpr,
-    STEP: tl.constexpr,
-    BITS: tl.constexpr,
-    CODES: tl.constexpr,
-    WORDS: tl.constexpr,
-):
-    """The center and the means of eight runs after the anchors, as far as they are before `end`."""
-    runs = first + tl.arange(0, 8)
-    section = record + CODES - STEP * (HEAD * BITS // 8)
-    means = _means(record, section, runs, runs < end, 8, HEAD, LANES, STEP, BITS, WORDS)
-    return _add_rows(center, means, 8, LANES)
-
-
-@triton.jit
-def _add_rows(total, rows, COUNT: tl.constexpr, LANES: tl.constexpr):
-    """Total [LANES] and rows [COUNT, LANES], 4, 8 or 16 of them, added one after the other.
-
-    By registers, since a sum's own order depends on how threads share a tile.
-    """
-    rows = tl.permute(rows, (1, 0))
-    if COUNT == 4:
-        rows = tl.permute(tl.reshape(rows, (LANES, 2, 2)), (0, 2, 1))
-    elif COUNT == 8:
-        rows = tl.permute(tl.reshape(rows, (LANES, 2, 2, 2)), (0, 3, 2, 1))
-    else:
-        rows = tl.permute(tl.reshape(rows, (LANES, 2, 2, 2, 2)), (0, 4, 3, 2, 1))
-    return _add_halves(total, rows, COUNT)
-
-
-@triton.jit
-def _add_halves(total, rows, COUNT: tl.constexpr):
-    # The last dimension tells the first half of the rows from the second.
-    first, second = tl.split(rows)
-    if COUNT == 2:
-        return total + first + second
-    else:  # noqa: RET505  decided when it is compiled
-        total = _add_halves(total, first, COUNT // 2)
-        return _add_halves(total, second, COUNT // 2)
-
-
-@triton.jit
-def _next_center(
-    center,
-    record,
-    run,
-    ROWS: tl.constexpr,
-    HEAD: tl.constexpr,
-    LANES: tl.constexpr,
-    STEP: tl.constexpr,
-    BITS: tl.constexpr,
-    CODES: tl.constexpr,
-    WORDS: tl.constexpr,
-):
-    """Center of a run after the first, given that of the run before it."""
-    rows = tl.arange(0, ROWS)
-    valid = rows < STEP
-    tokens = (run - 1) * STEP + rows
-    words = load_words(record + WORDS, tokens, valid)
-    if run == 1:
-        codes = load_codes(record, tokens, valid, HEAD, LANES, 8)
-        terms = codes * symmetric_scale(words)[:, None]
-    else:
-        codes = load_codes(record + CODES, tokens - STEP, valid, HEAD, LANES, BITS)
-        terms = (codes - affine_zero_point(words, BITS)[:, None]) * affine_scale(words)[:, None]
-    total = _add_rows(tl.zeros([LANES], tl.float32), terms, ROWS, LANES)
-    return center + _share(total, STEP)
-
-
-@triton.jit
-def _means(
-    record,
-    section,
-    runs,
-    valid,
-    COUNT: tl.constexpr,
-    HEAD: tl.constexpr,
-    LANES: tl.constexpr,
-    STEP: tl.constexpr,
-    BITS: tl.constexpr,
-    WORDS: tl.constexpr,
-):
-    """Means [runs, lanes] of the stored keys of runs, less their centers; zero where not valid.
-
-    `section` is where the codes of run 0 would be.
-    """
-    total = tl.zeros([COUNT, LANES], tl.float32)
-    for member in tl.static_range(STEP):
-        tokens = runs * STEP + member
-        codes = load_codes(section, tokens, valid, HEAD, LANES, BITS)
-        words = load_words(record + WORDS, tokens, valid)
-        if BITS == 8:
-            total += codes * symmetric_scale(words)[:, None]
-        else:
-            total += (codes - affine_zero_point(words, BITS)[:, None]) * affine_scale(words)[
-                :, None
-            ]
-    return _share(total, STEP)
-
-
-@triton.jit
-def _share(total, STEP: tl.constexpr):
-    """Total divided by STEP."""
-    if STEP & (STEP - 1) == 0:
-        # The same number; a division's branch would part what can be asked for at once.
-        return total * (1.0 / STEP)
-    else:  # noqa: RET505  decided when it is compiled
-        return tl.div_rn(total, STEP * 1.0)
