@@ -14,13 +14,7 @@ import triton.language as tl
 
 from kvserving_kernels.formats.layout import PageLayout
 from kvserving_kernels.formats.rotation import block_of
-from kvserving_kernels.ops.triton_codes import (
-    affine_scale,
-    affine_zero_point,
-    load_codes,
-    load_words,
-    symmetric_scale,
-)
+from kvserving_kernels.ops.triton_center import center_of, next_center
 from kvserving_kernels.ops.triton_encode import (
     count_odd,
     rotate_both,
@@ -29,7 +23,7 @@ from kvserving_kernels.ops.triton_encode import (
     write_rows,
 )
 
-ROWS_PER_TOKEN: Final = 16
+UNCENTERED_ROWS: Final = 8
 """Tokens that are encoded at a time where keys need no center."""
 
 MANY_TOKENS: Final = 1024
@@ -49,7 +43,7 @@ PROMPT: Final = Tuning(scan=16, warps=4)
 
 
 def tuning(tokens: int) -> Tuning:
-    """How so many tokens are stored; two ways only, since each is compiled."""
+    """How so many tokens are stored: two ways, since each number of warps is compiled apart."""
     return DECODE if tokens <= MANY_TOKENS else PROMPT
 
 
@@ -71,9 +65,9 @@ def store(
     """
     tokens, layout = slots.shape[0], page.layout
     lanes = triton.next_power_of_2(page.head_size)
-    step = page.anchor_tokens or min(page.block_size, ROWS_PER_TOKEN)
+    step = page.anchor_tokens or min(page.block_size, UNCENTERED_ROWS)
     arguments: tuple[Any, ...] = (
-        key, value, slots, records, signs, counters, tokens,
+        key, value, slots, records, signs, counters, tokens, tuned.scan,
         key.stride(0), key.stride(1), value.stride(0), value.stride(1),
         records.stride(0), records.stride(1),
     )  # fmt: skip
@@ -94,7 +88,6 @@ def store(
         "V_WORDS": page.v_params.offset_bytes,
         "K_ROTATED": layout.k_rotated,
         "V_ROTATED": layout.v_rotated,
-        "SCAN": tuned.scan,
         "num_warps": tuned.warps,
         "enable_fp_fusion": False,
     }
@@ -106,7 +99,7 @@ def store(
 
 
 @triton.jit(
-    do_not_specialize=["tokens"],
+    do_not_specialize=["tokens", "scan"],
     do_not_specialize_on_alignment=["slots", "counters"],
 )
 def store_kernel(
@@ -117,6 +110,7 @@ def store_kernel(
     signs,
     counters,
     tokens,
+    scan,
     key_stride,
     key_head_stride,
     value_stride,
@@ -139,14 +133,13 @@ def store_kernel(
     V_WORDS: tl.constexpr,
     K_ROTATED: tl.constexpr,
     V_ROTATED: tl.constexpr,
-    SCAN: tl.constexpr,
 ):
-    """Store one KV head of all segments that begin among SCAN tokens."""
-    begin = tl.program_id(0) * SCAN
+    """Store one KV head of all segments that begin among `scan` tokens."""
+    begin = tl.program_id(0) * scan
     head = tl.program_id(1)
     lanes = tl.arange(0, LANES)
     turn = tl.load(signs + lanes, mask=lanes < HEAD, other=0.0)
-    for token in range(begin, tl.minimum(begin + SCAN, tokens)):
+    for token in range(begin, tl.minimum(begin + scan, tokens)):
         index = tl.cast(token, tl.int64)
         keys = key + index * key_stride + head * key_head_stride
         values = value + index * value_stride + head * value_head_stride
@@ -162,7 +155,9 @@ def store_kernel(
             first_v = tl.load(values + lanes, mask=lanes < HEAD, other=0.0)
             center = tl.zeros([LANES], tl.float32)
             if ANCHORS > 0:
-                center = _center(record, first, BLOCK, HEAD, LANES, STEP, K_BITS, K_CODES, K_WORDS)
+                center = center_of(
+                    record, first, BLOCK, HEAD, LANES, STEP, K_BITS, K_CODES, K_WORDS
+                )
             if (place + 1 == BLOCK) | (after != slot + 1):
                 places = place + tl.arange(0, 1)
                 _store_rows(
@@ -180,9 +175,10 @@ def store_kernel(
                         if run > first:
                             # Other threads of this program wrote what is now read.
                             tl.debug_barrier()
-                            center = _next_center(
-                                center, record, run, HEAD, LANES, STEP, K_BITS, K_CODES, K_WORDS
-                            )
+                            center = next_center(
+                                center, record, run, ROWS, HEAD, LANES, STEP, K_BITS, K_CODES,
+                                K_WORDS,
+                            )  # fmt: skip
                     rows = tl.arange(0, ROWS)
                     places = run * STEP + rows
                     valid = (rows < STEP) & (places >= place) & (places < end)
@@ -251,117 +247,3 @@ def _store_rows(
     else:
         k = tl.where((tl.arange(0, LANES) < HEAD)[None, :], k - center[None, :], 0.0)
         write_rows(k, section, places - ANCHORS, words, valid, ROWS, HEAD, LANES, K_BITS)
-
-
-@triton.jit
-def _center(
-    record,
-    run,
-    BLOCK: tl.constexpr,
-    HEAD: tl.constexpr,
-    LANES: tl.constexpr,
-    STEP: tl.constexpr,
-    BITS: tl.constexpr,
-    CODES: tl.constexpr,
-    WORDS: tl.constexpr,
-):
-    """Center [LANES] of a run: the means of all runs before, each less its center, in their order.
-
-    Zero for the first run. Lanes beyond the head size come out as anything.
-    """
-    # All rows are asked for at once: a loop over runs would wait for the memory as often.
-    runs = tl.arange(0, 1)
-    mean = _means(record, record, runs, runs < run, 1, HEAD, LANES, STEP, 8, WORDS)
-    center = tl.reshape(mean, (LANES,))
-    center = _add_eight(center, record, 1, run, HEAD, LANES, STEP, BITS, CODES, WORDS)
-    if BLOCK // STEP > 10:
-        for first in range(9, run, 8):
-            center = _add_eight(center, record, first, run, HEAD, LANES, STEP, BITS, CODES, WORDS)
-    return center
-
-
-@triton.jit
-def _add_eight(
-    center,
-    record,
-    first,
-    end,
-    HEAD: tl.constexpr,
-    LANES: tl.constexpr,
-    STEP: tl.constexpr,
-    BITS: tl.constexpr,
-    CODES: tl.constexpr,
-    WORDS: tl.constexpr,
-):
-    """The center and the means of eight runs after the anchors, as far as they are before `end`."""
-    runs = first + tl.arange(0, 8)
-    section = record + CODES - STEP * (HEAD * BITS // 8)
-    means = _means(record, section, runs, runs < end, 8, HEAD, LANES, STEP, BITS, WORDS)
-    # By registers, since a sum's own order depends on how threads share a tile.
-    means = tl.reshape(tl.permute(means, (1, 0)), (LANES, 2, 2, 2))
-    even, odd = tl.split(means)
-    runs04, runs26 = tl.split(even)
-    runs15, runs37 = tl.split(odd)
-    run0, run4 = tl.split(runs04)
-    run1, run5 = tl.split(runs15)
-    run2, run6 = tl.split(runs26)
-    run3, run7 = tl.split(runs37)
-    return center + run0 + run1 + run2 + run3 + run4 + run5 + run6 + run7
-
-
-@triton.jit
-def _next_center(
-    center,
-    record,
-    run,
-    HEAD: tl.constexpr,
-    LANES: tl.constexpr,
-    STEP: tl.constexpr,
-    BITS: tl.constexpr,
-    CODES: tl.constexpr,
-    WORDS: tl.constexpr,
-):
-    """Center of a run after the first, given that of the run before it."""
-    runs = run - 1 + tl.arange(0, 1)
-    valid = runs < run
-    if run == 1:
-        means = _means(record, record, runs, valid, 1, HEAD, LANES, STEP, 8, WORDS)
-    else:
-        section = record + CODES - STEP * (HEAD * BITS // 8)
-        means = _means(record, section, runs, valid, 1, HEAD, LANES, STEP, BITS, WORDS)
-    return center + tl.reshape(means, (LANES,))
-
-
-@triton.jit
-def _means(
-    record,
-    section,
-    runs,
-    valid,
-    COUNT: tl.constexpr,
-    HEAD: tl.constexpr,
-    LANES: tl.constexpr,
-    STEP: tl.constexpr,
-    BITS: tl.constexpr,
-    WORDS: tl.constexpr,
-):
-    """Means [runs, lanes] of the stored keys of runs, less their centers; zero where not valid.
-
-    `section` is where the codes of run 0 would be.
-    """
-    total = tl.zeros([COUNT, LANES], tl.float32)
-    for member in tl.static_range(STEP):
-        tokens = runs * STEP + member
-        codes = load_codes(section, tokens, valid, HEAD, LANES, BITS)
-        words = load_words(record + WORDS, tokens, valid)
-        if BITS == 8:
-            total += codes * symmetric_scale(words)[:, None]
-        else:
-            total += (codes - affine_zero_point(words, BITS)[:, None]) * affine_scale(words)[
-                :, None
-            ]
-    if STEP & (STEP - 1) == 0:
-        # The same number; a division's branch would part what can be asked for at once.
-        return total * (1.0 / STEP)
-    else:  # noqa: RET505  decided when it is compiled
-        return tl.div_rn(total, STEP * 1.0)
