@@ -21,16 +21,24 @@ PROGRAM = "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
 INTERPRETED = {"TRITON_INTERPRET": "1"}
 
 
-# The interpreter takes half a minute and more for many a decode step.
+# The interpreter takes half a minute and more for many a decode step, and for many a chunk.
 @pytest.mark.parametrize(
     ("kernels", "variables"),
     [
         pytest.param("not triton", {}, id="cpu"),
-        pytest.param("triton and not triton_decode", INTERPRETED, id="triton"),
+        pytest.param(
+            "triton and not triton_decode and not triton_prefill", INTERPRETED, id="triton"
+        ),
         pytest.param(
             "triton_decode and (edges and int4 or a_plan)", INTERPRETED, id="triton-decode"
         ),
+        pytest.param(
+            "triton_prefill and (edge_in and (int8 or had) or rows_that or before or shared_where)",
+            INTERPRETED,
+            id="triton-prefill",
+        ),
         pytest.param("triton_decode", INTERPRETED, id="all-of-it", marks=pytest.mark.full),
+        pytest.param("triton_prefill", INTERPRETED, id="all-of-prefill", marks=pytest.mark.full),
     ],
 )
 def test_operations_conform(engine_python: str, kernels: str, variables: dict[str, str]) -> None:

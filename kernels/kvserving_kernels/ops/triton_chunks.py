@@ -36,12 +36,15 @@ class Tuning:
     warps: int = 8
     stages: int = 2
     blocks: int = 1
-    apart: bool = True
-    registers: int | None = None
+    apart: bool = False
+    registers: int | None = 128
 
 
 def tuning(page: PageLayout) -> Tuning:
-    """What is taken where nothing is asked for. Not measured yet."""
+    """What is taken where nothing is asked for: from the compiler's counts, not measured yet."""
+    if page.head_size > 128 or page.block_size > 64:
+        return Tuning(registers=None)
+    # With 128 registers, one program multiplies while another unpacks.
     return Tuning(blocks=2 if page.block_size == 32 else 1)
 
 

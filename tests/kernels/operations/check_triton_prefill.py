@@ -134,9 +134,8 @@ def test_blocks_heads_and_groups_of_other_sizes(
     "tuning",
     [
         Tuning(rows=64, warps=4),
-        Tuning(rows=64, blocks=2),
-        Tuning(blocks=2, apart=False),
-        Tuning(rows=256, stages=1, apart=False),
+        Tuning(rows=64, blocks=2, apart=True),
+        Tuning(rows=256, stages=1, registers=None),
     ],
 )
 @pytest.mark.parametrize("dtype", ["int8", "int4_hadamard", "int2"])
@@ -261,6 +260,35 @@ def test_shapes_without_a_kernel_are_left_to_the_other() -> None:
     # Rows that begin anywhere cannot be read in vectors.
     anywhere = torch.empty((9, 516), dtype=torch.bfloat16)[:, :512].view(9, 8, 64)
     assert not takes_chunks(page, anywhere, 2)
+
+
+@every_format
+def test_what_a_chunk_asks_for_was_compiled_before(
+    dtype: KVCacheDType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[bool, list[tuple[Any, ...]]] = {True: [], False: []}
+
+    def note(kernel: Any, _: Any, arguments: Any, options: Any, compile_only: bool) -> None:
+        kinds = [getattr(argument, "dtype", type(argument)) for argument in arguments]
+        asked[compile_only].append((kernel, kinds, options))
+
+    monkeypatch.setattr(triton_chunks, "launch", note)
+    page = LAYOUTS[dtype].page(64, 128)
+    device = torch.device("cpu")
+    triton_chunks.compile_chunks_for(page, 8, 2, torch.bfloat16, device)
+    records_ = torch.empty((3, 2, page.record_bytes), dtype=torch.uint8)
+    for rows, lengths in ((100, [300]), (9, [9, 0, 70])):
+        query = torch.empty((rows, 8, 128), dtype=torch.bfloat16)
+        start = torch.arange(len(lengths) + 1, dtype=torch.int32)
+        table = torch.zeros((len(lengths), 5), dtype=torch.int32)
+        batch = Batch(start, torch.tensor(lengths, dtype=torch.int32), table, rows)
+        for shares in (1, 3):
+            monkeypatch.setattr(triton_chunks, "_shares", lambda *_, shares=shares: shares)
+            for least in (1, 2):
+                triton_chunks.prefill(page, query, records_, batch, least, 0.5, query)
+    assert len(asked[True]) == 2
+    assert all(kernel in asked[True] for kernel in asked[False])
+    assert len(asked[False]) == 12
 
 
 def test_a_tile_is_shared_where_tiles_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
