@@ -33,6 +33,13 @@ def check_rules(folder: Path, rules: Rules) -> str:
     return promtool("check", "rules", "--lint=all", "--lint-fatal", str(_rule_file(folder, rules)))
 
 
+def check_config(folder: Path, config: str) -> None:
+    """Have a server's configuration checked."""
+    path = folder / "prometheus.yaml"
+    path.write_text(config)
+    promtool("check", "config", "--syntax-only", str(path))
+
+
 def run_tests(folder: Path, rules: Rules, tests: Sequence[Mapping[str, Any]]) -> None:
     """Run unit tests of rules, each as promtool's test files have it."""
     document = {

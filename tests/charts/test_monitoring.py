@@ -7,6 +7,7 @@ from typing import Any
 
 import helm_python as helm
 import pytest
+import yaml
 
 from kvserving_operator.metrics import OperatorMetrics
 from kvserving_operator.render.names import SERVING_LABEL
@@ -189,6 +190,15 @@ def test_the_page_explains_every_alert() -> None:
     }
     assert rows == {each.name: (each.name.lower(), each.severity, each.lasts) for each in alerts()}
     assert re.findall(r"^### (\w+)$", PAGE, re.MULTILINE) == [each.name for each in alerts()]
+
+
+def test_the_values_that_the_page_shows_are_taken(render: Any) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    (text,) = re.findall(
+        r"^```yaml\n(# values of the chart\n.*?)^```$", page, re.MULTILINE | re.DOTALL
+    )
+    values = yaml.safe_load(text)
+    assert {manifest["kind"] for manifest in render(values)} >= KINDS
 
 
 def test_the_page_names_every_threshold(chart: helm.Chart) -> None:

@@ -1,14 +1,16 @@
 """Alerts of the chart by Prometheus' own unit tests: each fires in its case and not without."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from observability.alerts import alerts
-from promkit.promtool import check_rules, run_tests
+from promkit.promtool import check_config, check_rules, run_tests
 from promkit.series import constant, histogram, rising, series
 
 pytestmark = pytest.mark.prometheus
@@ -292,6 +294,19 @@ def rule_of(render: Any, **values: Any) -> Any:
 def test_promtool_finds_no_fault(rules: Any, tmp_path: Path) -> None:
     said = check_rules(tmp_path, rules)
     assert f"{sum(len(group['rules']) for group in rules['groups'])} rules found" in said
+
+
+def test_the_configuration_that_the_page_shows_is_one(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    (config,) = re.findall(r"^```yaml\n(scrape_configs:\n.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    # Debian's build knows no Kubernetes; what is relabelled is of the same form for any targets.
+    pods = "kubernetes_sd_configs: [{role: pod}]"
+    assert pods in config
+    check_config(tmp_path, config.replace(pods, "file_sd_configs: [{files: [pods.json]}]"))
+    engines, operator = yaml.safe_load(config)["scrape_configs"]
+    named = {rule.get("target_label") for rule in engines["relabel_configs"]}
+    assert named >= {"namespace", "name", "pod"}
+    assert operator["honor_labels"] is True
 
 
 def test_each_alert_has_a_case() -> None:
