@@ -25,6 +25,7 @@ def main() -> None:
         programs = Path(__file__).parent / "bin"
         os.environ.setdefault("KVSERVING_ENGINE_PYTHON", str(programs / "engine-python"))
         os.environ.setdefault("KVSERVING_PROMETHEUS", str(programs / "prometheus"))
+        os.environ.setdefault("KVSERVING_PROMTOOL", str(programs / "promtool"))
     os.environ["KUBECONFIG"] = kubeconfig
     os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606  the caller's own command
 

@@ -13,6 +13,7 @@ from kvserving_operator.api.v1alpha1 import KVServing, PromotedValue, parse_serv
 from kvserving_operator.cluster import Cluster
 from kvserving_operator.errors import ApiRejected
 from kvserving_operator.executor import Announcer, Executor, StatusWriter
+from kvserving_operator.exported import measure, measure_status
 from kvserving_operator.facts import Facts
 from kvserving_operator.fence import FencedCluster
 from kvserving_operator.fleet import Fleet
@@ -26,7 +27,6 @@ from kvserving_operator.render.names import RETRY_ANNOTATION, SERVING_LABEL, Ser
 from kvserving_operator.reporting import (
     audit,
     decision_event,
-    measure,
     new_decision,
     switch_events,
     trouble,
@@ -132,8 +132,10 @@ class Controller:
         try:
             serving = parse_serving(body)
         except SpecError as error:
-            generation = int(body["metadata"].get("generation", 0))
-            await writer.write(invalid_status(before, str(error), generation, self._clock()))
+            meta, now = body["metadata"], self._clock()
+            status = invalid_status(before, str(error), int(meta.get("generation", 0)), now)
+            measure_status(self._metrics, meta["namespace"], meta["name"], status, now)
+            await writer.write(status)
             return
         facts = await self._reconcile(session, body, serving, writer)
         status = build_status(before, facts)

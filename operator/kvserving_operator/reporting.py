@@ -1,15 +1,13 @@
-"""What the operator tells the world besides the status: Events, the audit log, metrics."""
+"""What the operator tells the world besides the status: Events and the audit log."""
 
 import logging
 from collections.abc import Iterable
 
 from kvserving_operator.actions import Action, Announce
-from kvserving_operator.api.conditions import ConditionStatus, find_condition, is_true
+from kvserving_operator.api.conditions import ConditionStatus, find_condition
 from kvserving_operator.api.reasons import ConditionType, Reason
 from kvserving_operator.api.v1alpha1 import DecisionStatus, KVServingStatus
-from kvserving_operator.facts import Facts
 from kvserving_operator.live import described
-from kvserving_operator.metrics import OperatorMetrics
 from kvserving_operator.status_tuning import is_new
 from kvserving_operator.switching import Switched
 from kvserving_operator.tuning import REJECTED, Turn
@@ -76,12 +74,3 @@ def trouble(
     if known or any(isinstance(a, Announce) and a.reason == new.reason for a in said):
         return ()
     return (Announce(new.reason, new.message, warning=True),)
-
-
-def measure(metrics: OperatorMetrics, facts: Facts, status: KVServingStatus) -> None:
-    """Update the metrics of one KVServing."""
-    labels = (facts.ref.namespace, facts.ref.name)
-    metrics.ready_engines.labels(*labels).set(facts.ready)
-    degraded = is_true(status.conditions, ConditionType.DEGRADED)
-    metrics.degraded.labels(*labels).set(int(degraded))
-    metrics.last_tick.labels(*labels).set(facts.now)

@@ -1,0 +1,1 @@
+"""Unit tests of PromQL: Prometheus' own promtool, and series to evaluate with."""
