@@ -13,7 +13,7 @@ sequence and of a batch of chunks around the edges of blocks and tiles; and the 
 Without it there is no peer. `--variants` measures other cuts of the kernel, and writes nothing:
 
     python benchmarks/prefill.py --fa3 _vllm_fa3_C.abi3.so
-    python benchmarks/prefill.py --formats int4 --variants rows=64,warps=4 blocks=2,registers=128
+    python benchmarks/prefill.py --formats int4 --variants '' stages=2 registers=0 rows=64,warps=4
 """
 
 import argparse
@@ -255,11 +255,14 @@ def _flash(
 
 
 def _use(variant: str) -> None:
-    """Cut the kernel as `name=value,...` says; fields that are not named keep their defaults."""
+    """Cut the kernel as `name=value,...` says; fields that are not named keep their defaults.
+
+    No limit on registers is `registers=0`.
+    """
     changes: dict[str, Any] = {}
     for pair in filter(None, variant.split(",")):
         name, _, value = pair.partition("=")
-        changes[name] = bool(int(value)) if name == "apart" else int(value)
+        changes[name] = bool(int(value)) if name == "apart" else int(value) or None
     tuned = replace(Tuning(), **changes)
     triton_chunks.tuning = lambda page: tuned
 

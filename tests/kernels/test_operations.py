@@ -33,7 +33,7 @@ INTERPRETED = {"TRITON_INTERPRET": "1"}
             "triton_decode and (edges and int4 or a_plan)", INTERPRETED, id="triton-decode"
         ),
         pytest.param(
-            "triton_prefill and (edge_in and (int8 or had) or rows_that or before or shared_where)",
+            "triton_prefill and (edge_in and (int8 or had) or rows_that or before or shared)",
             INTERPRETED,
             id="triton-prefill",
         ),

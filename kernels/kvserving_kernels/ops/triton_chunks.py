@@ -18,6 +18,9 @@ MOST_GROUP: Final = 64
 MOST_SHARES: Final = 16
 """More shares of one tile cost more to merge than they gain."""
 
+SHARED_BYTES: Final = 227 << 10
+"""Shared memory of a program on Hopper, which tiles of the largest blocks and heads fill."""
+
 JOINED_ROWS: Final = 8
 """Query rows that a program merges."""
 
@@ -27,14 +30,14 @@ class Tuning:
     """How the kernel is cut; `benchmarks/prefill.py --variants` compares.
 
     `rows` (query tokens times the query heads of a KV head, a power of two from 64) are those of a
-    tile, `blocks` (1 or 2) are read at a time, `warps` and `stages` are Triton's. `apart` adds what
-    a block brings outside the tensor cores, which cut off. `registers` per thread at most, None
-    for no limit.
+    tile, `blocks` (1 or 2) are read at a time, `warps` and `stages` are Triton's: 5 stages hold the
+    next codes in advance, fewer bring them at the end of a step. `apart` adds what a block brings
+    outside the tensor cores, which cut off. `registers` per thread at most, None for no limit.
     """
 
     rows: int = 128
     warps: int = 8
-    stages: int = 2
+    stages: int = 5
     blocks: int = 1
     apart: bool = False
     registers: int | None = 128
@@ -43,7 +46,10 @@ class Tuning:
 def tuning(page: PageLayout) -> Tuning:
     """What is taken where nothing is asked for: from the compiler's counts, not measured yet."""
     if page.head_size > 128 or page.block_size > 64:
-        return Tuning(registers=None)
+        # Of the largest blocks, two and a tile do not fit into shared memory.
+        return Tuning(
+            stages=5 if page.head_size * page.block_size <= 128 * 128 else 2, registers=None
+        )
     # With 128 registers, one program multiplies while another unpacks.
     return Tuning(blocks=2 if page.block_size == 32 else 1)
 
@@ -51,10 +57,12 @@ def tuning(page: PageLayout) -> Tuning:
 def takes_chunks(page: PageLayout, query: torch.Tensor, kv_heads: int) -> bool:
     """Whether there is a prefill kernel for these queries.
 
-    Those of 32 bits are left to `triton_attend`, which keeps their precision.
+    Those of 32 bits are left to `triton_attend`, which keeps their precision, and all of them on
+    GPUs with less shared memory than Hopper.
     """
     return (
-        query.dtype in (torch.float16, torch.bfloat16)
+        _has_room(query.device)
+        and query.dtype in (torch.float16, torch.bfloat16)
         and page.head_size in HEAD_SIZES
         and page.block_size in BLOCK_SIZES
         and query.shape[1] // kv_heads <= MOST_GROUP
@@ -143,6 +151,14 @@ def compile_chunks_for(
     batch = Batch(numbers, numbers[:1], numbers[None, :1])
     if takes_chunks(page, query, kv_heads):
         prefill(page, query, records, batch, 1, 1.0, query, compile_only=True)
+
+
+@cache
+def _has_room(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return True
+    room = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return bool(room >= SHARED_BYTES)
 
 
 def _shares(device: torch.device, programs: int, blocks: int) -> int:

@@ -1,6 +1,7 @@
 """Prefill chunks by Triton's kernel, which queries of 16 bits take; test_operations.py runs it."""
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -291,11 +292,23 @@ def test_what_a_chunk_asks_for_was_compiled_before(
     assert len(asked[False]) == 12
 
 
-def test_a_tile_is_shared_where_tiles_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Properties:
-        multi_processor_count = 132
+@pytest.mark.parametrize(("kib", "expected"), [(227, True), (99, False)])
+def test_gpus_with_little_shared_memory_keep_the_other_kernel(
+    kib: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _on_gpu(monkeypatch, shared_memory_per_block_optin=kib << 10)
+    triton_chunks._has_room.cache_clear()
+    assert triton_chunks._has_room(torch.device("cuda")) is expected
+    triton_chunks._has_room.cache_clear()
 
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties())
+
+def _on_gpu(monkeypatch: pytest.MonkeyPatch, **properties: int) -> None:
+    found = SimpleNamespace(**properties)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
+
+
+def test_a_tile_is_shared_where_tiles_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    _on_gpu(monkeypatch, multi_processor_count=132)
     device = torch.device("cuda")
     # Eight tiles of eight heads, as many as fill the processors, and a table of one block.
     assert triton_chunks._shares(device, 64, 512) == 4
