@@ -98,6 +98,15 @@ def test_a_window_as_long_as_the_context_frees_nothing(
     assert whole.peak_blocks(length, step, block_size) == -(-length // block_size)
 
 
+@pytest.mark.parametrize(
+    ("under_way", "blocks", "where"), [(512, 26, "on a CPU"), (1024, 34, "on a\nGPU")]
+)
+def test_the_page_counts_the_blocks_of_its_example(under_way: int, blocks: int, where: str) -> None:
+    assert StreamingLLM(64, 1024).peak_blocks(32_768, under_way, 64) == blocks
+    page = Path(__file__).parents[2] / "docs" / "eviction.md"
+    assert f"{blocks} blocks {where}" in page.read_text() or f"{blocks} {where}" in page.read_text()
+
+
 def test_the_smallest_window_is_one_block() -> None:
     assert smallest_window_tokens(64) == 64
     assert StreamingLLM(4, 64).kept_blocks(10_000, 64) == (range(1), range(155, 157))

@@ -1,5 +1,6 @@
 """An engine that names no plugins: what it is asked, and what it gets once it has a setting."""
 
+import logging
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from enginekit import stand_in
+from kvserving_kernels.errors import UnsupportedEngineError
 from kvserving_kernels.plugin import adapters, register
 from kvserving_kernels.plugin.on_request import wait_for_settings
 
@@ -152,6 +154,86 @@ def test_only_an_engine_that_names_the_plugin_gets_the_adapter_at_once(
     if variable is None:
         Platform.check_and_update_config(SimpleNamespace(additional_config=INT4))
         assert installed == [False]
+
+
+UNSUPPORTED = ["0.31.2", "0.33.0", "0.3.20", "1.0.0", "0.1.dev1+g123"]
+
+
+def load_into(monkeypatch: pytest.MonkeyPatch, version: str, **platforms: object) -> None:
+    """Load the plugin into a vLLM of a version, in an environment that names no plugins."""
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    stand_in(monkeypatch, "vllm", __version__=version)
+    stand_in(monkeypatch, "vllm.platforms", **platforms)
+    register()
+
+
+@pytest.fixture
+def other(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Any:
+    """Class of the platform of a vLLM that has no adapter and nothing of `vllm.config`."""
+
+    class Platform(Base):
+        """One to be changed."""
+
+    Platform.checked = []
+    load_into(monkeypatch, request.param, current_platform=Platform())
+    return Platform
+
+
+@pytest.mark.parametrize("other", UNSUPPORTED, indirect=True)
+@pytest.mark.parametrize("additional", OURS, ids=str)
+def test_a_setting_of_ours_is_refused_by_every_vllm_without_an_adapter(
+    other: Any, additional: object
+) -> None:
+    # Each time: no engine starts without what it asks for.
+    for _ in range(2):
+        with pytest.raises(UnsupportedEngineError) as refused:
+            other.check_and_update_config(SimpleNamespace(additional_config=additional))
+        assert str(refused.value).startswith("--additional-config kvserving: ")
+        assert all(f"{name}.x" in str(refused.value) for name in adapters.SUPPORTED)
+    assert other.checked == []
+
+
+@pytest.mark.parametrize("other", UNSUPPORTED, indirect=True)
+@pytest.mark.parametrize("additional", NOT_OURS, ids=str)
+def test_an_engine_without_a_setting_is_left_alone_by_every_vllm_without_an_adapter(
+    other: Any, additional: object
+) -> None:
+    other.check_and_update_config(SimpleNamespace(additional_config=additional))
+    assert other.checked == [additional]
+    assert "get_attn_backend_cls" not in vars(other)
+    method = vars(other)["check_and_update_config"]
+    register()
+    assert vars(other)["check_and_update_config"] is method
+
+
+def test_a_configuration_without_the_flag_and_a_check_that_takes_more_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Platform:
+        """A platform of another version."""
+
+        @classmethod
+        def check_and_update_config(cls, config: Any, strict: bool, *, again: bool) -> None:
+            """Note it."""
+            config.noted = (cls, strict, again)
+
+    load_into(monkeypatch, "0.33.0", current_platform=Platform())
+    config: Any = SimpleNamespace()
+    check: Any = Platform.check_and_update_config
+    check(config, True, again=False)
+    assert config.noted == (Platform, True, False)
+
+
+@pytest.mark.parametrize("platforms", [{}, {"current_platform": object()}], ids=str)
+def test_a_vllm_that_cannot_be_asked_starts_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    platforms: dict[str, object],
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        load_into(monkeypatch, "1.0.0", **platforms)
+    assert "--additional-config are ignored" in caplog.text
+    assert "vLLM 1.0.0" in caplog.text
 
 
 def test_what_waits_needs_neither_vllm_nor_an_adapter() -> None:

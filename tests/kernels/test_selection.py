@@ -1,5 +1,6 @@
 """Which engines are refused a format of ours or eviction when their configuration is checked."""
 
+import re
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -137,6 +138,113 @@ def test_models_whose_tokens_see_later_ones_are_refused(
     # Nor does an engine that runs offer such a format.
     assert selection.why_not(config({}, **changes), KVCacheDType.INT4) is not None
     platform.check_and_update_config(config({}, **changes))
+
+
+@pytest.mark.parametrize("asked", [INT4, EVICT])
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model": {"use_mla": True}}, r"multi-head latent attention \(MLA\)"),
+        ({"model": {"get_sliding_window": lambda: 4096}}, "sliding-window attention"),
+        ({"model": {"uses_alibi": True}}, "ALiBi"),
+        ({"speculative_config": object()}, "--speculative-config"),
+        (
+            {
+                "parallel_config": SimpleNamespace(
+                    prefill_context_parallel_size=1, decode_context_parallel_size=2
+                )
+            },
+            "decode context parallelism .* --tensor-parallel-size",
+        ),
+    ],
+    ids=["mla", "sliding window", "alibi", "speculation", "context parallelism"],
+)
+def test_engines_without_plain_pages_of_all_tokens_are_refused(
+    platform: Any, asked: object, changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(UnsupportedEngineError, match=rf"^--additional-config kvserving.*{reason}"):
+        platform.check_and_update_config(config(asked, **changes))
+    # Nor does an engine that runs offer such a format, or eviction.
+    assert re.search(reason, str(selection.why_not(config({}, **changes), KVCacheDType.INT4)))
+    assert re.search(reason, str(selection.why_not_evict(config({}, **changes))))
+    platform.check_and_update_config(config({}, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {
+                "parallel_config": SimpleNamespace(
+                    prefill_context_parallel_size=2, decode_context_parallel_size=1
+                )
+            },
+            "prefill context parallelism",
+        ),
+        ({"cache": {"kv_sharing_fast_prefill": True}}, "--kv-sharing-fast-prefill"),
+    ],
+    ids=["context parallelism", "fast prefill"],
+)
+def test_eviction_alone_is_refused_where_steps_do_not_see_all_tokens(
+    platform: Any, changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(UnsupportedEngineError, match=reason):
+        platform.check_and_update_config(config(EVICT, **changes))
+    platform.check_and_update_config(config(INT4, **changes))
+
+
+LAYER_FEATURES = {
+    "use_mla": r"multi-head latent attention \(MLA\)",
+    "has_sliding_window": "a sliding window",
+    "has_sink": "attention sinks",
+    "use_sparse": "sparse attention",
+    "use_mm_prefix": "prefix attention of multimodal inputs",
+    "use_non_causal": "non-causal attention",
+}
+"""What a layer may have that needs vLLM's own cache, and how it is called."""
+
+
+def layer(*features: str, attn_type: str = "decoder") -> Any:
+    """What vLLM asks a platform about when it builds a layer, without features but for these."""
+    return SimpleNamespace(
+        attn_type=attn_type, **{name: name in features for name in LAYER_FEATURES}
+    )
+
+
+def choose(
+    platform: Any, monkeypatch: pytest.MonkeyPatch, additional: object, asked_about: Any
+) -> str:
+    """Path of the backend that an engine with such an `--additional-config` gives a layer."""
+    stand_in(monkeypatch, "vllm.config", get_current_vllm_config=lambda: config(additional))
+    path: str = platform.get_attn_backend_cls(None, asked_about)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("asked", "subject", "field"),
+    [(INT4, "KV format int4", "kv_cache_dtype"), (EVICT, "eviction StreamingLLM", "eviction")],
+)
+@pytest.mark.parametrize("feature", LAYER_FEATURES)
+def test_a_layer_that_needs_vllms_own_cache_is_refused(
+    platform: Any, monkeypatch: pytest.MonkeyPatch,
+    asked: object, subject: str, field: str, feature: str,
+) -> None:  # fmt: skip
+    message = f"^{subject}: .*{LAYER_FEATURES[feature]}, .*leave out kvserving.{field} "
+    with pytest.raises(UnsupportedEngineError, match=message):
+        choose(platform, monkeypatch, asked, layer(feature))
+    # It is vLLM's business without a setting of ours, and in layers that have no cache.
+    assert choose(platform, monkeypatch, {}, layer(feature)) == "CPU_ATTN"
+    encoder = layer(feature, attn_type="encoder_only")
+    assert choose(platform, monkeypatch, asked, encoder) == "CPU_ATTN"
+
+
+@pytest.mark.parametrize("dtype", selection.BACKEND_CLASSES)
+def test_a_plain_layer_gets_the_backend_of_its_format(
+    platform: Any, monkeypatch: pytest.MonkeyPatch, dtype: KVCacheDType
+) -> None:
+    additional = {"kvserving": {"kv_cache_dtype": dtype.value}}
+    path = choose(platform, monkeypatch, additional, layer())
+    assert path.rpartition(".")[2] == selection.BACKEND_CLASSES[dtype]
 
 
 @pytest.mark.parametrize("asked", [INT4, EVICT])

@@ -1,5 +1,6 @@
 """The repository's own rules: layouts that would break Python, modules that grew too long."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,17 @@ def test_no_module_is_named_like_a_standard_module_at_a_package_root() -> None:
     ]
     names = {path.stem for root in roots for path in root.glob("*.py")}
     assert set() == names & sys.stdlib_module_names
+
+
+def test_what_the_kernels_package_logs_is_shown_by_an_engine() -> None:
+    """Of loggers that are not below its own, vLLM shows nothing less than warnings."""
+    names = {
+        (path.relative_to(ROOT).as_posix(), given)
+        for path in (ROOT / "kernels/kvserving_kernels").rglob("*.py")
+        for given in re.findall(r"getLogger\((.*?)\)", path.read_text())
+    }
+    assert names
+    assert {found for found in names if found[1] != '"vllm.kvserving"'} == set()
 
 
 def test_makefile_stays_small_and_explains_itself() -> None:

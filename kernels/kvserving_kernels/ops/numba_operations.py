@@ -19,7 +19,7 @@ from kvserving_kernels.ops.pages import Batch, check_attend, check_store, delive
 from kvserving_kernels.ops.rotation import rotate_back, rotate_queries
 from kvserving_kernels.ops.torch_operations import prefill
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = logging.getLogger("vllm.kvserving")
 
 
 class NumbaOperations(Operations):

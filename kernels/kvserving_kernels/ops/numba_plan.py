@@ -14,7 +14,7 @@ import torch
 
 from kvserving_kernels.formats.layout import PageLayout
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = logging.getLogger("vllm.kvserving")
 
 FAST: Final = {"contract", "reassoc", "nsz", "arcp"}
 """Freedom in rounding, for what is only read: neither NaN nor infinity is assumed away."""

@@ -16,7 +16,7 @@ from kvserving_kernels.ops.interface import Operations
 from kvserving_kernels.ops.reference import ReferenceOperations
 from kvserving_kernels.ops.torch_operations import TorchOperations
 
-logger: Final = logging.getLogger(__name__)
+logger: Final = logging.getLogger("vllm.kvserving")
 
 
 class Implementation(StrEnum):

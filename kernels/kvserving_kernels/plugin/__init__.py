@@ -30,7 +30,10 @@ def selection(environment: str | None) -> Selection:
 
 
 def register() -> None:
-    """Install the plugin in this process; raises if it is named and vLLM is not supported."""
+    """Install the plugin in this process; raises if it is named and vLLM is not supported.
+
+    Where it is not named, an engine of such a vLLM is refused once it has a setting of ours.
+    """
     chosen = selection(os.environ.get("VLLM_PLUGINS"))
     if chosen is Selection.NONE:
         return
@@ -42,15 +45,21 @@ def register() -> None:
     if chosen is Selection.NAMED:
         adapter_for(vllm.__version__).install(True)
         return
+    from kvserving_kernels.plugin.on_request import refuse_settings, wait_for_settings
+
     try:
         check_version(vllm.__version__)
     except UnsupportedEngineError as error:
-        logger.warning("kvserving: %s", error)
+        try:
+            from vllm.platforms import current_platform
+
+            refuse_settings(current_platform, str(error))
+        except (ImportError, AttributeError):
+            # Nothing is known of this version, and it may have no setting of ours.
+            logger.warning("kvserving: settings in --additional-config are ignored: %s", error)
         return
     from vllm.config import get_current_vllm_config
     from vllm.platforms import current_platform
-
-    from kvserving_kernels.plugin.on_request import wait_for_settings
 
     wait_for_settings(
         current_platform,

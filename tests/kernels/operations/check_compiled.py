@@ -89,7 +89,8 @@ def test_a_query_that_is_not_a_number_stays_one_and_disturbs_no_other(dtype: KVC
 def test_a_folder_that_cannot_be_written_to_costs_the_cache_only(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    caplog.set_level(logging.INFO, "vllm.kvserving")
     monkeypatch.setattr(CompileResultCacheImpl, "_locator_classes", [])
     kernel = compiled(_double, numba.types.int64(numba.types.int64))
     assert kernel(21) == 42

@@ -31,28 +31,36 @@ def asked_again() -> Iterator[None]:
     registry.why_not_compiled.cache_clear()
 
 
-def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [message for message in caplog.messages if message.startswith("KV operations")]
+@pytest.fixture
+def log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> pytest.LogCaptureFixture:
+    """An engine's log: vLLM shows its own loggers only, and hands nothing on to the root."""
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    caplog.set_level(logging.INFO, "vllm.kvserving")
+    return caplog
+
+
+def _said(log: pytest.LogCaptureFixture) -> list[str]:
+    return [message for message in log.messages if message.startswith("KV operations")]
 
 
 def test_a_cpu_gets_the_compiled_implementation_and_a_reason(
-    caplog: pytest.LogCaptureFixture,
+    log: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO)
     assert isinstance(select(PAGE, "cpu"), NumbaOperations)
-    refused, chosen = _said(caplog)
+    refused, chosen = _said(log)
     assert refused.startswith("KV operations for int4 not by triton: ")
     assert chosen == "KV operations for int4 on cpu: cpu"
 
 
 @pytest.mark.usefixtures("asked_again")
 def test_without_numba_torch_serves_and_the_reason_is_said(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
     monkeypatch.setattr(registry, "find_spec", lambda name: None)
     assert isinstance(select(PAGE, "cpu"), TorchOperations)
-    assert _said(caplog)[1:] == [
+    assert _said(log)[1:] == [
         "KV operations for int4 not by cpu: the package numba is not installed",
         "KV operations for int4 on cpu: torch",
     ]
@@ -60,28 +68,26 @@ def test_without_numba_torch_serves_and_the_reason_is_said(
 
 @pytest.mark.usefixtures("asked_again")
 def test_a_compiler_that_fails_does_not_stop_the_engine(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> int:
         raise OSError("no code can be mapped")
 
-    caplog.set_level(logging.INFO)
     monkeypatch.setattr(numba_operations, "prepare", fail)
     assert isinstance(select(PAGE, "cpu"), TorchOperations)
     reason = "its kernels cannot be compiled: OSError: no code can be mapped"
-    assert f"KV operations for int4 not by cpu: {reason}" in caplog.messages
+    assert f"KV operations for int4 not by cpu: {reason}" in log.messages
     with pytest.raises(NoImplementationError, match=reason):
         select(PAGE, "cpu", Implementation.CPU)
 
 
 @pytest.mark.usefixtures("asked_again")
 def test_a_caller_that_cannot_wait_gets_torch_until_kernels_are_compiled(
-    caplog: pytest.LogCaptureFixture,
+    log: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO)
     assert isinstance(select(PAGE, "cpu", may_compile=False), TorchOperations)
     reason = "its kernels were not compiled when this process started"
-    assert f"KV operations for int4 not by cpu: {reason}" in caplog.messages
+    assert f"KV operations for int4 not by cpu: {reason}" in log.messages
     assert registry.why_not_compiled() is None
     assert isinstance(select(PAGE, "cpu", may_compile=False), NumbaOperations)
 

@@ -45,7 +45,7 @@ def check_version(version: str) -> str:
         raise UnsupportedEngineError(
             f"the kvserving plugin does not support vLLM {version}; it supports "
             f"{', '.join(f'{name}.x' for name in SUPPORTED)}. Use an engine image with one of "
-            "these, or start vLLM without kvserving in VLLM_PLUGINS"
+            "these, or start vLLM without kvserving in VLLM_PLUGINS and --additional-config"
         )
     return minor
 
