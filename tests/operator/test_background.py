@@ -33,6 +33,11 @@ class Work(Background[int]):
             await pause()
 
 
+def busy(work: Work) -> bool:
+    """Whether something is under way now."""
+    return work.under_way
+
+
 async def pause() -> None:
     for _ in range(10):
         await asyncio.sleep(0)
@@ -40,14 +45,14 @@ async def pause() -> None:
 
 async def test_what_is_under_way_is_finished_and_no_more() -> None:
     work = Work()
-    assert not work.under_way
+    assert not busy(work)
     work.begin(work.numbers())
     await pause()
-    assert work.under_way
+    assert busy(work)
     work.finish()
-    assert work.under_way
+    assert busy(work)
     await work.until(1)
-    assert not work.under_way
+    assert not busy(work)
     assert work.collect() == (0,)
     assert work.begun == 1
 
@@ -56,7 +61,7 @@ async def test_a_rest_is_no_work_and_ends_at_once() -> None:
     work = Work()
     work.begin(work.numbers())
     await work.until(1)
-    assert not work.under_way
+    assert not busy(work)
     work.finish()
     await pause()
     assert work.begun == 1
@@ -64,7 +69,7 @@ async def test_a_rest_is_no_work_and_ends_at_once() -> None:
     assert work.collect() == (0,)
     work.begin(work.numbers())
     await pause()
-    assert work.under_way
+    assert busy(work)
     work.rested.release()
     await work.until(2)
     assert work.collect() == (0, 1)
@@ -79,4 +84,4 @@ async def test_a_work_that_was_told_to_finish_while_idle_is_not_held_back_later(
     await work.until(2)
     assert work.collect() == (0, 1)
     work.stop()
-    assert not work.under_way
+    assert not busy(work)

@@ -16,6 +16,9 @@ PLAN = Plan(steps=(50,), min_requests=20, min_seconds=300, min_samples=30, guard
 OPEN = PLAN.model_copy(update={"min_samples": 390})
 GAINING = PLAN.model_copy(update={"gain": Gain.FASTER})
 HOUR = 3600
+# Clients that ask again and again, more than an engine runs at once; and strangers.
+FULL: dict[str, Any] = {"clients": 24}
+CALM: dict[str, Any] = {"rate": 0.7}
 
 
 def ended(progress: Progress) -> tuple[str, str]:
@@ -32,7 +35,7 @@ def always_probed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("scrape_seconds", [5, 15])
-@pytest.mark.parametrize("load", [{"clients": 24}, {"rate": 0.7}])
+@pytest.mark.parametrize("load", [FULL, CALM])
 @pytest.mark.parametrize("pods", [1, 2])
 def test_no_probe_is_in_a_block_that_counts(
     pods: int, load: dict[str, Any], scrape_seconds: int
@@ -52,7 +55,7 @@ def test_no_probe_is_in_a_block_that_counts(
 @pytest.mark.parametrize("slowed", [0.2, 0.5])
 def test_equal_engines_are_told_apart_by_no_guard(pods: int, slowed: float) -> None:
     for seed in range(2):
-        trial = BusyTrial(OPEN, seed, slowed, pods=pods)
+        trial = BusyTrial(OPEN, seed, slowed, pods=pods, **FULL)
         progress = trial.run(2 * HOUR)
         assert ended(progress) == ("", "")
         for guard in GUARDS:
@@ -97,9 +100,9 @@ def test_a_bad_format_is_found_as_early_as_if_nothing_else_was_measured(
     assert took <= rolled_back_after(rise=rise, pods=pods)
 
 
-@pytest.mark.parametrize("pods", [1, 2])
-def test_a_slow_change_is_found_while_quality_is_open(pods: int) -> None:
-    trial = BusyTrial(OPEN, 0, 0.2, speed=0.6, pods=pods)
+@pytest.mark.parametrize(("pods", "load"), [(1, FULL), (2, FULL), (2, CALM)])
+def test_a_slow_change_is_found_while_quality_is_open(pods: int, load: dict[str, Any]) -> None:
+    trial = BusyTrial(OPEN, 0, 0.2, speed=0.6, pods=pods, **load)
     assert ended(trial.run(2 * HOUR)) == ("RolledBack", "GuardViolated")
     assert trial.progress.served < 390
 

@@ -27,8 +27,9 @@ SURE: Final = 3.0
 its bound it is ever reached with a chance of one in three at most."""
 MOST_SETTLING: Final = 900.0
 """Longest time that what probes have held up is waited for."""
-STUCK_SECONDS: Final = 120.0
-"""Time after which a queue that does not get shorter is the change's own."""
+STUCK_SECONDS: Final = 300.0
+"""Time after which a queue that does not get shorter is the change's own. Within two minutes chance
+keeps one long in every fifth case at engines that are busy to 85 %."""
 MOST_WAITING: Final = 300.0
 """Time without a block after which a quiet stretch ends: nobody asks, or metrics are missing."""
 FEW_WAIT: Final = 0.5
