@@ -204,6 +204,19 @@ def test_where_quality_looks_bad_it_is_probed_without_a_break() -> None:
     assert first == (PROBING, MOST_AT_ONCE)
     silent = Trial()
     assert silent.run(200)[0] == first
+    worse = heard(0.2)
+    worse.score([0.2] * 3)
+    assert [kind for kind, _ in worse.run(400)] == [PROBING]
+
+
+def test_quality_that_looks_bad_goes_before_a_guard_that_does() -> None:
+    trial = heard(0.05)
+    while trial.look() is not QUIET:
+        pass
+    trial.guard([0.3])
+    first, second, *_ = trial.run(60)
+    assert (first[0], second[0]) == (QUIET, PROBING)
+    assert first[1] <= 60
 
 
 def test_where_a_guard_looks_bad_it_is_watched_without_a_break() -> None:

@@ -6,7 +6,6 @@ that is slower is watched without a break. Which stretch comes next rests on wha
 it alone, so that the numbers of a stretch are as fair as those of any other.
 """
 
-import math
 from typing import Final
 
 from kvserving_tuner.judge import Comparison
@@ -22,9 +21,9 @@ PROBING_SECONDS: Final = 180.0
 quiet block all the same."""
 MOST_AT_ONCE: Final = 600.0
 """Longest stretch of a kind while the other one is wanted too."""
-SURE: Final = 3.0
-"""Evidence against quality from which on nothing interrupts probing: with a change that is within
-its bound it is ever reached with a chance of one in three at most."""
+SURE, MOST_FOR_SURE = 3.0, 3600.0
+"""Evidence against quality from which on hardly anything interrupts probing, and for how long. A
+change that is within its bound ever reaches it with a chance of one in three at most."""
 MOST_SETTLING: Final = 900.0
 """Longest time that what probes have held up is waited for."""
 STUCK_SECONDS: Final = 300.0
@@ -137,7 +136,7 @@ def _probing_seconds(plan: Plan, progress: Progress) -> float:
     blocks = _of_blocks(plan, progress)
     shown = bool(blocks) and all(plan.is_kept(found) for found in blocks)
     if any(found.harm.e_value >= SURE for found in quality):
-        return math.inf
+        return MOST_FOR_SURE
     bad = any(_seems_bad(found) for found in quality)
     return MOST_AT_ONCE if unheard or bad or shown else PROBING_SECONDS
 
