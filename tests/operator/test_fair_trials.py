@@ -9,6 +9,8 @@ from kvserving_tuner.trials.plan import Gain, Guard, Plan
 from kvserving_tuner.trials.progress import Progress
 from kvserving_tuner.trials.schedule import Schedule
 from operatorkit.busy import BusyTrial
+from operatorkit.trials import GUARDED, only_trial, put_policy, reach, ready
+from operatorkit.world import World
 
 GUARDS = {Guard.TTFT: 10.0, Guard.TPOT: 10.0, Guard.THROUGHPUT: 5.0}
 PLAN = Plan(steps=(50,), min_requests=20, min_seconds=300, min_samples=30, guards=GUARDS)
@@ -112,3 +114,29 @@ def test_a_trial_that_nothing_speaks_against_ends_with_a_verdict(plan: Plan) -> 
     progress = BusyTrial(plan, 0, 0.2, speed=1.3).run(6 * HOUR)
     assert ended(progress) == ("Promoted", "WithinBounds")
     assert progress.schedule.quiet > 0
+
+
+async def test_the_operator_asks_nothing_in_quiet_stretches_and_goes_on_afterwards(
+    world: World,
+) -> None:
+    await ready(world)
+    put_policy(
+        world,
+        ab={"steps": [50], "minRequests": 4, "minDurationSeconds": 900},
+        guards={},
+        quality={"minSamples": 390, "screening": "Disabled", "probes": ["Likelihood"]},
+    )
+    world.put(replicas=2, **GUARDED, kvCache={"dtype": "int8"})
+    await reach(world, "Running")
+    asked, quiet = [], []
+    for _ in range(120):
+        world.engines.finished += 4
+        await world.tick(15)
+        asked.append(len(world.engines.prompts))
+        quiet.append(only_trial(world).get("blocks", {}).get("quiet", 0))
+    first = quiet.index(1)
+    # A block of 42 s and more lies between probes.
+    assert asked[first] == asked[first - 2]
+    assert asked[first] > asked[0]
+    assert asked[-1] > asked[first]
+    assert only_trial(world)["blocks"]["probed"] >= 2
