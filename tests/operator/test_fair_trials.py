@@ -133,10 +133,10 @@ async def test_the_operator_asks_nothing_in_quiet_stretches_and_goes_on_afterwar
         world.engines.finished += 4
         await world.tick(15)
         asked.append(len(world.engines.prompts))
-        quiet.append(only_trial(world).get("blocks", {}).get("quiet", 0))
+        quiet.append(only_trial(world).get("quietBlocks", 0))
     first = quiet.index(1)
     # A block of 42 s and more lies between probes.
     assert asked[first] == asked[first - 2]
     assert asked[first] > asked[0]
     assert asked[-1] > asked[first]
-    assert only_trial(world)["blocks"]["probed"] >= 2
+    assert only_trial(world)["probedBlocks"] >= 2

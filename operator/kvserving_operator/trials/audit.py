@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kvserving_operator.trials.record import Record
-from kvserving_operator.trials.report import blocks, evidence
+from kvserving_operator.trials.report import evidence
 from kvserving_operator.trials.turn import Outcome
 from kvserving_tuner.audit import SCHEMA
 
@@ -19,7 +19,6 @@ def trial_line(outcome: Outcome, serving: str, now: float) -> str:
     if record is None or (before is not None and _place(before) == _place(record)):
         return ""
     progress, conclusion = record.progress, record.progress.conclusion
-    measured = blocks(progress)
     line: dict[str, Any] = {
         "schema": SCHEMA,
         "time": _moment(now),
@@ -30,7 +29,8 @@ def trial_line(outcome: Outcome, serving: str, now: float) -> str:
         "step": progress.step,
         "pods": list(progress.candidates),
         "evidence_at": _moment(record.evidence_at),
-        "blocks": None if measured is None else measured.to_api(),
+        "quiet_blocks": progress.schedule.quiet,
+        "probed_blocks": progress.schedule.probed,
         "evidence": [
             evidence(record.plan, comparison).to_api() for comparison in progress.evidence.values()
         ],

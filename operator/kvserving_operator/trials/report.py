@@ -12,7 +12,6 @@ from kvserving_operator.api.v1alpha1 import (
     KVTrialSpec,
     KVTrialStatus,
     PromotedValue,
-    TrialBlocks,
     TrialEvidence,
     TrialState,
     Verdict,
@@ -25,7 +24,7 @@ from kvserving_operator.trials.turn import Outcome
 from kvserving_tuner.judge import Comparison
 from kvserving_tuner.trials.machine import PAUSED_NOTE
 from kvserving_tuner.trials.plan import Plan
-from kvserving_tuner.trials.progress import ACTIVE, LeftOut, Progress, State
+from kvserving_tuner.trials.progress import ACTIVE, LeftOut, State
 from kvserving_tuner.trials.progress import Verdict as TrialVerdict
 from kvserving_tuner.trials.tasks import LEAST_BASELINE
 
@@ -64,14 +63,9 @@ def trial_status(
             *(evidence(record.plan, each) for each in progress.evidence.values()),
             *(left_out(name, entry) for name, entry in progress.left_out.items()),
         )[:MAX_EVIDENCE],
-        blocks=blocks(progress),
+        quiet_blocks=progress.schedule.quiet if progress.started_at else None,
+        probed_blocks=progress.schedule.probed if progress.started_at else None,
     )
-
-
-def blocks(progress: Progress) -> TrialBlocks | None:
-    """How many blocks of time were measured; None before the first."""
-    quiet, probed = progress.schedule.quiet, progress.schedule.probed
-    return TrialBlocks(quiet=quiet, probed=probed) if quiet or probed else None
 
 
 def superseded_status(trial: KVTrial, message: str, now: float) -> KVTrialStatus:

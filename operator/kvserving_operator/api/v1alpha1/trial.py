@@ -170,15 +170,6 @@ class TrialEvidence(StatusModel):
     """Machine-readable cause of the outcome."""
 
 
-class TrialBlocks(StatusModel):
-    """Blocks of time that were measured."""
-
-    quiet: Count = 0
-    """Those in which no engine with the change was probed: guards and the gain compare these."""
-    probed: Count = 0
-    """Those in which one was: nothing but failed requests is compared in them."""
-
-
 class KVTrialStatus(StatusModel):
     """Progress and outcome of the trial."""
 
@@ -206,8 +197,10 @@ class KVTrialStatus(StatusModel):
     """One sentence with the numbers behind the verdict."""
     evidence: Annotated[tuple[TrialEvidence, ...], Field(max_length=64), map_by("name")] = ()
     """Guards and probes with their numbers."""
-    blocks: TrialBlocks | None = None
-    """Blocks of time, of a minute each, that were measured so far; unset before the first."""
+    quiet_blocks: Count | None = None
+    """Blocks of time in which no engine was probed: guards and the gain compare these."""
+    probed_blocks: Count | None = None
+    """Blocks in which engines with the change were: nothing but failed requests is compared."""
 
 
 class KVTrial(ResourceModel):
