@@ -130,7 +130,7 @@ class TrialRunner:
         if not ended:
             await self._tell(ref, outcome, found, now)
         await self._prune(ref, found)
-        if outcome.is_quiet:
+        if outcome.asks_no_more:
             self._probing.finish()
             self._asking.finish()
         if outcome.probes:

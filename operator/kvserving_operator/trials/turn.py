@@ -57,8 +57,8 @@ class Outcome:
     asks: tuple[Ask, ...] = ()
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether no engine of the trial is to be probed now."""
+    def asks_no_more(self) -> bool:
+        """Whether what is being asked of engines on trial is to be the last for now."""
         progress = None if self.record is None else self.record.progress
         return progress is not None and progress.schedule.stretch is not Stretch.PROBING
 
