@@ -1,5 +1,6 @@
 """When engines with a change are probed, and when they are left alone to be compared."""
 
+import math
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
@@ -15,6 +16,7 @@ from kvserving_tuner.trials.likelihoods import PROMPTS_AT_ONCE, next_prompts, sc
 from kvserving_tuner.trials.machine import advance
 from kvserving_tuner.trials.pacing import (
     MOST_AT_ONCE,
+    MOST_FOR_SURE,
     MOST_SETTLING,
     MOST_WAITING,
     PROBING_SECONDS,
@@ -374,7 +376,7 @@ looks = st.tuples(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(looks, max_size=60), st.booleans(), st.booleans(), st.floats(-0.1, 0.1))
 def test_whatever_is_seen_both_kinds_of_stretches_come(
     seen: list[tuple[float, dict[str, Any]]], turns: bool, blocks: bool, number: float
@@ -394,5 +396,6 @@ def test_whatever_is_seen_both_kinds_of_stretches_come(
     # Quality is open, so that from any state either kind is reached in a bounded time.
     if trial.progress.likelihood(SERVED) and number < 0:
         return
-    kinds = {kind for kind, _ in trial.run(600)}
+    bounded = MOST_FOR_SURE + MOST_SETTLING + MOST_AT_ONCE
+    kinds = {kind for kind, _ in trial.run(math.ceil(bounded / 5))}
     assert kinds >= {PROBING, QUIET}
