@@ -16,9 +16,9 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
+import client_options
 import envelope
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -233,16 +233,10 @@ def serving(dtype: str) -> dict[str, Any]:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=10)
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--max-tokens", type=int, default=48)
-    # Processors without AVX-512 or AMX compute several times faster in 32 bits.
-    parser.add_argument("--dtype", default="float32", help="in which the model runs")
-    parser.add_argument("--warm-seconds", type=float, default=30)
-    parser.add_argument(
-        "--out", type=Path, default=envelope.ROOT / "benchmarks/results/rollback_e2e.json"
+    parser = client_options.parser(
+        __doc__, "rollback_e2e.json", clients=8, dtype="float32", warm_seconds=30
     )
+    parser.add_argument("--runs", type=int, default=10)
     return parser.parse_args()
 
 

@@ -12,9 +12,9 @@ import argparse
 import json
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import client_options
 import envelope
 import rollback_e2e
 from rollback_e2e import Readback, pod_urls
@@ -148,16 +148,11 @@ def serving(dtype: str) -> dict[str, Any]:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", nargs="*", help="names of cases; all of them if left out")
-    parser.add_argument("--clients", type=int, default=24)
-    parser.add_argument("--max-tokens", type=int, default=48)
-    parser.add_argument("--dtype", default="bfloat16", help="in which the model runs")
-    parser.add_argument("--warm-seconds", type=float, default=60)
-    parser.add_argument("--timeout-seconds", type=float, default=3600)
-    parser.add_argument(
-        "--out", type=Path, default=envelope.ROOT / "benchmarks/results/trials_e2e.json"
+    parser = client_options.parser(
+        __doc__, "trials_e2e.json", clients=24, dtype="bfloat16", warm_seconds=60
     )
+    parser.add_argument("--cases", nargs="*", help="names of cases; all of them if left out")
+    parser.add_argument("--timeout-seconds", type=float, default=3600)
     return parser.parse_args()
 
 

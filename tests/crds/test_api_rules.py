@@ -22,6 +22,8 @@ COUNTS = {
     "maxActiveSeqs",
     "blockSize",
     "blocks",
+    "quietBlocks",
+    "probedBlocks",
     "requests",
     "tensor",
     "pipeline",

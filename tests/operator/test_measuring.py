@@ -14,8 +14,10 @@ from kvserving_tuner.observation import Observation
 from kvserving_tuner.probes.names import Probe
 from kvserving_tuner.readings import Known
 from kvserving_tuner.trials.alternation import SETTLING_SECONDS, Alternation
+from kvserving_tuner.trials.arm import Arm
 from kvserving_tuner.trials.facts import Facts, Wish
 from kvserving_tuner.trials.plan import Guard, Plan
+from kvserving_tuner.trials.schedule import Schedule, Stretch
 from kvserving_tuner.trials.tasks import Cell
 from operatorkit import trials
 from tunerkit.build import NOW, engine, lengths, observation, window
@@ -23,8 +25,13 @@ from tunerkit.build import NOW, engine, lengths, observation, window
 SERVED = replace(window(finished=60, tpot=lengths(40)), ttft=lengths(200))
 
 
-def record(*candidates: str, **progress: Any) -> Record:
-    return trials.record(*candidates, plan=Plan(guards={Guard.TTFT: 10}), **progress)
+QUIET = Schedule(stretch=Stretch.QUIET)
+
+
+def record(*candidates: str, plan: Plan | None = None, **progress: Any) -> Record:
+    """A trial in which nobody is probed now, unless a test says so."""
+    plan = plan or Plan(guards={Guard.TTFT: 10})
+    return trials.record(*candidates, plan=plan, **{"schedule": QUIET, **progress})
 
 
 def seen(found: Observation | None, now: float = NOW, *answers: Answer) -> Seen:
@@ -122,7 +129,7 @@ def test_engines_that_do_not_tell_of_failures_have_no_guard_and_the_trial_says_s
     assert gap.progress.left_out == {}
     assert gap.progress.evidence == told.progress.evidence
     only = observation(engine(window(finished=60, failed=None)))
-    turns = trials.record("a", plan=ERRORS, alternation=Alternation())
+    turns = record("a", plan=ERRORS, alternation=Alternation())
     assert with_block(turns, facts(), seen(only)).progress.left_out.keys() == {"Errors"}
 
 
@@ -141,7 +148,7 @@ def test_tasks_that_an_engine_fails_are_no_users_requests() -> None:
 
 
 def test_a_turn_in_which_everything_fails_is_a_turn() -> None:
-    turns = trials.record("a", plan=ERRORS, alternation=Alternation())
+    turns = record("a", plan=ERRORS, alternation=Alternation())
     broken = replace(window(finished=0, failed=0), ended=Known(40, NOW), failed=Known(40, NOW))
     moved = with_block(turns, facts(), seen(observation(engine(broken))))
     assert moved.progress.alternation is not None
@@ -162,3 +169,77 @@ def test_what_candidates_carry_over_is_kept_from_block_to_block_and_not_over_a_s
     assert with_block(once, facts(), seen(busy, NOW + 60)).progress.rested
     switched = with_block(once, facts(changed=frozenset()), seen(busy, NOW + 60))
     assert not switched.progress.rested
+
+
+PROBED = [Stretch.PROBING, Stretch.SETTLING]
+BOTH = Plan(guards={Guard.TTFT: 10, Guard.THROUGHPUT: 5, Guard.ERRORS: 0.1})
+
+
+@pytest.mark.parametrize("stretch", PROBED)
+def test_where_candidates_are_probed_nothing_but_failures_is_compared(stretch: Stretch) -> None:
+    begun = record("a", plan=BOTH, schedule=Schedule(stretch=stretch), rested=True)
+    once = with_block(begun, facts(), seen(two(3)))
+    assert set(once.progress.evidence) == {"Errors"}
+    assert (once.progress.schedule.probed, once.progress.schedule.quiet) == (1, 0)
+    assert once.block_from == NOW
+    # A queue that probes leave is none that the change has to answer for.
+    assert not once.progress.rested
+
+
+def test_a_quiet_block_begins_when_the_last_probe_is_answered() -> None:
+    since = NOW - 30
+    begun = record("a", plan=BOTH, schedule=Schedule(stretch=Stretch.QUIET, since=since))
+    early = with_block(begun, facts(), seen(two(3)))
+    # It began before; what failed in it counts all the same.
+    assert {name: each.count for name, each in early.progress.evidence.items()} == {"Errors": 1}
+    assert early.progress.schedule == begun.progress.schedule
+    end = since + 60
+    late = with_block(early, facts(), seen(two(0, end), end))
+    counts = {name: each.count for name, each in late.progress.evidence.items()}
+    assert counts == {"Errors": 1, "Throughput": 1}
+    assert (late.progress.schedule.quiet, late.progress.schedule.since) == (1, end)
+    # The same window again is no second block.
+    again = with_block(late, facts(), seen(two(0, end), end))
+    assert again.progress.schedule == late.progress.schedule
+
+
+@pytest.mark.parametrize("stretch", PROBED)
+def test_a_turn_is_compared_by_its_quiet_block_and_by_all_its_failures(stretch: Stretch) -> None:
+    turns = record("a", plan=BOTH, alternation=Alternation(), schedule=Schedule(stretch=stretch))
+    failing = observation(engine(replace(window(finished=60, failed=30), ttft=lengths(900))))
+    probed = with_block(turns, facts(), seen(failing))
+    assert probed.progress.alternation is not None
+    assert probed.progress.alternation.with_change
+    assert probed.progress.evidence == {}
+    assert probed.block_from == NOW
+    now_quiet = probed.progress.schedule.becomes(Stretch.QUIET)
+    progress = probed.progress.model_copy(update={"schedule": now_quiet})
+    quiet = probed.model_copy(update={"progress": progress})
+    for end in (NOW + 60, NOW + 120):
+        later = replace(SERVED, start=end - 60, end=end)
+        quiet = with_block(quiet, facts(), seen(observation(engine(later)), end))
+    found = quiet.progress.evidence
+    assert found["TTFT"].mean == 0
+    # 30 of 120 failed, and a share counts as 5 % at most.
+    assert found["Errors"].mean == pytest.approx(0.05)
+    assert (quiet.progress.schedule.quiet, quiet.progress.schedule.probed) == (2, 1)
+
+
+def test_a_turn_without_the_change_is_measured_whatever_the_stretch() -> None:
+    # As an operator finds it that was replaced by one which knows of stretches.
+    served = Alternation(first=Arm(load=1.0, ttft=200.0, ended=60, failed=0))
+    turns = record("a", alternation=served, schedule=Schedule())
+    after = with_block(turns, facts(), seen(ONE))
+    assert after.progress.alternation == Alternation(pair=1)
+
+
+def test_which_stretch_it_is_survives_and_its_clock_is_not_worth_a_write() -> None:
+    def lasting(**schedule: Any) -> Any:
+        return Trials(running=record("a", schedule=Schedule(**schedule))).lasting()
+
+    begun = lasting()
+    assert lasting(seconds=5, waited=5, in_flight=3, shortest=2) == begun
+    for moved in ({"stretch": Stretch.SETTLING}, {"since": NOW}, {"quiet": 1}, {"blocks": 1}):
+        assert lasting(**moved) != begun
+    stored = Trials(running=record("a", schedule=Schedule(stretch=Stretch.QUIET, since=NOW)))
+    assert Trials.model_validate_json(stored.model_dump_json()) == stored

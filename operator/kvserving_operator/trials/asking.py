@@ -94,7 +94,7 @@ class Asking(Background[Answer]):
             if answer.error:
                 break
             if ask.busy:
-                await self._sleep((1 / SHARE - 1) * (self._monotonic() - began))
+                await self.rest(self._sleep((1 / SHARE - 1) * (self._monotonic() - began)))
 
     async def _answer(self, ask: Ask) -> Answer:
         try:

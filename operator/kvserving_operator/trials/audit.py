@@ -29,6 +29,8 @@ def trial_line(outcome: Outcome, serving: str, now: float) -> str:
         "step": progress.step,
         "pods": list(progress.candidates),
         "evidence_at": _moment(record.evidence_at),
+        "quiet_blocks": progress.schedule.quiet,
+        "probed_blocks": progress.schedule.probed,
         "evidence": [
             evidence(record.plan, comparison).to_api() for comparison in progress.evidence.values()
         ],

@@ -1,7 +1,7 @@
 """Work that takes longer than a look: what is done of it waits for the next one."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from typing import Generic, TypeVar
 
 Result = TypeVar("Result")
@@ -13,6 +13,13 @@ class Background(Generic[Result]):
     def __init__(self) -> None:
         self._done: list[Result] = []
         self._task: asyncio.Task[None] | None = None
+        self._is_last = False
+        self._resting = False
+
+    @property
+    def under_way(self) -> bool:
+        """Whether something is being worked on; a rest between two pieces of work is nothing."""
+        return self._task is not None and not self._task.done() and not self._resting
 
     def collect(self) -> tuple[Result, ...]:
         """Results since the last look."""
@@ -25,7 +32,15 @@ class Background(Generic[Result]):
     def begin(self, results: AsyncIterator[Result]) -> None:
         """Begin with this work, unless other work is under way."""
         if self._task is None:
+            self._is_last = False
             self._task = asyncio.create_task(self._run(results))
+
+    def finish(self) -> None:
+        """Do what is under way and begin nothing more; a rest ends now."""
+        self._is_last = True
+        if self._task is not None and self._resting:
+            self._task.cancel()
+            self._task = None
 
     def stop(self) -> None:
         """Drop what is under way: an engine ends the request of a caller who has hung up."""
@@ -33,6 +48,16 @@ class Background(Generic[Result]):
             self._task.cancel()
         self._task, self._done = None, []
 
+    async def rest(self, pause: Awaitable[None]) -> None:
+        """Wait between two pieces of work."""
+        self._resting = True
+        try:
+            await pause
+        finally:
+            self._resting = False
+
     async def _run(self, results: AsyncIterator[Result]) -> None:
         async for result in results:
             self._done.append(result)
+            if self._is_last:
+                break

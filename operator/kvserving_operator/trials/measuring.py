@@ -1,11 +1,17 @@
-"""Blocks of time of a trial under way: what guards and the gain compare; pure."""
+"""Blocks of time of a trial under way: what guards and the gain compare; pure.
+
+Failed requests are compared in all of them, and everything else in those alone in which no engine
+with the change was probed.
+"""
 
 from collections import Counter
+from collections.abc import Mapping
 
 from kvserving_operator.trials.record import Record
 from kvserving_operator.trials.seen import Seen
+from kvserving_tuner.observation import Observation
 from kvserving_tuner.trials.alternation import SETTLING_SECONDS, Alternation, arm_of
-from kvserving_tuner.trials.blocks import Block, block_of
+from kvserving_tuner.trials.blocks import block_of
 from kvserving_tuner.trials.facts import Facts, Wish
 from kvserving_tuner.trials.plan import Guard
 from kvserving_tuner.trials.progress import LeftOut, Progress, State
@@ -29,21 +35,48 @@ def with_block(record: Record, facts: Facts, seen: Seen) -> Record:
         return _begin(record.model_copy(update={"progress": rested}), seen.now)
     if seen.observation is None or facts.blocked:
         return record
-    plan = record.plan
+    return _with_quiet_block(_with_any_block(record, seen.observation), seen.observation)
+
+
+def _with_any_block(record: Record, observation: Observation) -> Record:
+    """With the failed requests of a block, probed or not."""
+    plan, progress = record.plan, record.progress
     block = block_of(
-        seen.observation,
+        observation,
         progress.candidates,
         record.block_from,
-        plan.slo,
-        weighted=plan.weighted,
         most_failed=plan.most_failed,
         own_failures=record.own_failures,
+    )
+    if block is None:
+        return record
+    if not progress.schedule.is_quiet:
+        progress = progress.model_copy(update={"schedule": progress.schedule.with_probed_block()})
+    failures = {name: each for name, each in block.numbers.items() if name == Guard.ERRORS}
+    record = _compared(record, progress, failures, tells_failures=block.tells_failures)
+    return _begin(record, block.end)
+
+
+def _with_quiet_block(record: Record, observation: Observation) -> Record:
+    """With all else of a block in which no candidate was probed."""
+    plan, progress = record.plan, record.progress
+    if not progress.schedule.is_quiet:
+        rested = progress.model_copy(update={"rested": False})
+        return record.model_copy(update={"progress": rested})
+    block = block_of(
+        observation,
+        progress.candidates,
+        progress.schedule.since,
+        plan.slo,
+        weighted=plan.weighted,
         rested=progress.rested,
     )
     if block is None:
         return record
-    progress = progress.model_copy(update={"rested": block.rested})
-    return _compared(record, progress, block)
+    schedule = progress.schedule.with_quiet_block(block.end)
+    progress = progress.model_copy(update={"rested": block.rested, "schedule": schedule})
+    numbers = {name: each for name, each in block.numbers.items() if name != Guard.ERRORS}
+    return _compared(record, progress, numbers)
 
 
 def _with_turn(record: Record, alternation: Alternation, facts: Facts, seen: Seen) -> Record:
@@ -53,35 +86,53 @@ def _with_turn(record: Record, alternation: Alternation, facts: Facts, seen: See
         return _begin(record, seen.now + SETTLING_SECONDS)
     if seen.observation is None or facts.blocked or facts.wish is Wish.PAUSE:
         return record
-    plan = record.plan
-    found = arm_of(seen.observation, record.block_from, plan.slo, record.own_failures)
+    plan, schedule = record.plan, progress.schedule
+    probed = alternation.with_change and not schedule.is_quiet
+    since = record.block_from if probed else max(record.block_from, schedule.since)
+    found = arm_of(seen.observation, since, plan.slo, record.own_failures)
     if found is None:
         return record
     arm, end = found
+    if probed:
+        # Nothing but its failures is compared with a turn in which nobody probes.
+        update = {
+            "alternation": alternation.while_probed(arm), "schedule": schedule.with_probed_block()
+        }  # fmt: skip
+        probing = progress.model_copy(update=update)
+        return _begin(record.model_copy(update={"progress": probing}), end)
     if alternation.with_change and arm.idle:
         # The trial waits for requests with the change in force.
         return _begin(record, end)
     alternation, numbers = alternation.measured(arm, plan.slo, plan.most_failed)
-    progress = progress.model_copy(update={"alternation": alternation})
-    return _compared(record, progress, Block(end, numbers, arm.outcomes is not None))
+    update = {"alternation": alternation, "schedule": schedule.with_quiet_block(end)}
+    progress = progress.model_copy(update=update)
+    told = arm.outcomes is not None
+    return _begin(_compared(record, progress, numbers, tells_failures=told), end)
 
 
-def _compared(record: Record, progress: Progress, block: Block) -> Record:
-    if Guard.ERRORS in record.plan.guards:
-        progress = _with_errors_guard(progress, block)
-    for name, value in block.numbers.items():
+def _compared(
+    record: Record,
+    progress: Progress,
+    numbers: Mapping[str, float],
+    *,
+    tells_failures: bool | None = None,
+) -> Record:
+    """With these numbers of a block; `tells_failures` is None where it was not asked for them."""
+    if Guard.ERRORS in record.plan.guards and tells_failures is not None:
+        progress = _with_errors_guard(progress, tells_failures=tells_failures)
+    for name, value in numbers.items():
         criterion = record.plan.of_blocks(name)
         if criterion is not None:
             progress = progress.compared(criterion, [value])
-    return _begin(record.model_copy(update={"progress": progress}), block.end)
+    return record.model_copy(update={"progress": progress})
 
 
-def _with_errors_guard(progress: Progress, block: Block) -> Progress:
+def _with_errors_guard(progress: Progress, *, tells_failures: bool) -> Progress:
     """Say so where engines do not tell of failed requests: the guard is not kept, it is not there.
 
     One gap does not undo what was seen before.
     """
-    if block.tells_failures:
+    if tells_failures:
         return progress.takes_in(Guard.ERRORS)
     if Guard.ERRORS in progress.evidence:
         return progress

@@ -132,7 +132,13 @@ def remembered(rejections: Iterable[Rejected], now: float) -> tuple[Rejected, ..
     return tuple(each for each in rejections if each.until > now)
 
 
-PASSING = {"looked_at", "step_seconds", "step_requests", "stalled_seconds", "note"}
+PASSING: Any = {
+    **dict.fromkeys(
+        ("looked_at", "step_seconds", "step_requests", "quiet_seconds", "stalled_seconds", "note"),
+        True,
+    ),
+    "schedule": {"seconds", "waited", "in_flight", "shortest"},
+}
 """Parts of a progress that every look moves."""
 SECONDS_UNSTORED = 30.0
 """Most time of a trial that a killed operator loses."""

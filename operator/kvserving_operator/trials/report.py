@@ -63,6 +63,8 @@ def trial_status(
             *(evidence(record.plan, each) for each in progress.evidence.values()),
             *(left_out(name, entry) for name, entry in progress.left_out.items()),
         )[:MAX_EVIDENCE],
+        quiet_blocks=progress.schedule.quiet if progress.started_at else None,
+        probed_blocks=progress.schedule.probed if progress.started_at else None,
     )
 
 

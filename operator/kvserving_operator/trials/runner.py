@@ -114,6 +114,7 @@ class TrialRunner:
             max_tokens=serving.spec.engine.max_model_len or _context(turn.readback.runtime),
             now=now,
             split=split,
+            probing=self._probing.under_way or self._asking.under_way,
         )
         outcome = look(trials, wanted, tuple(found.values()), seen)
         if outcome.begun and outcome.record is not None and policy.spec is not None:
@@ -129,6 +130,9 @@ class TrialRunner:
         if not ended:
             await self._tell(ref, outcome, found, now)
         await self._prune(ref, found)
+        if outcome.asks_no_more:
+            self._probing.finish()
+            self._asking.finish()
         if outcome.probes:
             self._probing.ask(outcome.probes, outcome.prompts)
         if _switches(outcome):

@@ -1,6 +1,6 @@
 """What is seen of engines at one look, as the trial's machine wants to know it; pure."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from kvserving_operator.api.v1alpha1 import KVTrial, RequestedBy
@@ -20,7 +20,7 @@ from kvserving_operator.trials.record import Record
 from kvserving_operator.trials.select import Wanted
 from kvserving_tuner.judge import HardStop, Split
 from kvserving_tuner.observation import Observation
-from kvserving_tuner.readings import Known
+from kvserving_tuner.readings import Known, total
 from kvserving_tuner.runtime_client import RuntimeState
 from kvserving_tuner.sources.base import EngineTarget
 from kvserving_tuner.trials.facts import Facts, Wish
@@ -50,6 +50,8 @@ class Seen:
     now: float
     split: Split | None = None
     """Requests of both arms where a route's weight is in force."""
+    probing: bool = False
+    """Whether a probe or a task is under way."""
 
 
 def ready_pods(seen: Seen) -> tuple[str, ...]:
@@ -107,6 +109,10 @@ def facts_of(
         offered=not unable,
         unoffered=unable[0] if unable else "",
         finished=finished,
+        probing=seen.probing,
+        in_flight=_sum(seen, candidates, "running", "waiting"),
+        queue=_mean(seen, candidates, "waiting"),
+        others_queue=_mean(seen, [n for n in ready if n not in candidates], "waiting"),
         blocked=_blocked(seen),
         refused="" if refusal is None else f"pod {refusal.pod}: {refusal.message}",
         split=seen.split,
@@ -152,6 +158,22 @@ def _finished(record: Record, seen: Seen, has: frozenset[str]) -> tuple[float, d
         new += max(0.0, total.value - before) if before is not None else 0.0
         counted[engine.target] = total.value
     return new, counted
+
+
+def _sum(seen: Seen, names: Collection[str], *gauges: str) -> float | None:
+    """Sum of gauges of these engines now; None where one of them is not known."""
+    engines = () if seen.observation is None else seen.observation.engines
+    known = [each for each in engines if each.target in names]
+    if not known or len(known) < len(names):
+        return None
+    found = total(getattr(each, name) for each in known for name in gauges)
+    return found.value if isinstance(found, Known) else None
+
+
+def _mean(seen: Seen, names: Collection[str], gauge: str) -> float | None:
+    """Mean of a gauge over these engines now."""
+    found = _sum(seen, names, gauge)
+    return None if found is None else found / len(names)
 
 
 def _blocked(seen: Seen) -> str:

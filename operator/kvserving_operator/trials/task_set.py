@@ -15,6 +15,7 @@ from kvserving_tuner.readings import Known
 from kvserving_tuner.trials.facts import Facts, Wish
 from kvserving_tuner.trials.plan import Plan
 from kvserving_tuner.trials.progress import LeftOut, Progress, State
+from kvserving_tuner.trials.schedule import Stretch
 from kvserving_tuner.trials.tasks import (
     Cell,
     cells_of,
@@ -172,7 +173,8 @@ def next_asks(
         )
     candidates = [name for name in progress.candidates if name in facts.ready]
     serving = bool(candidates) and facts.changed >= set(candidates)
-    if progress.state is not State.RUNNING or not serving:
+    probes = serving and progress.schedule.stretch is Stretch.PROBING
+    if progress.state is not State.RUNNING or not probes:
         return ()
     others = [name for name in plain if name not in progress.candidates]
     asks = []

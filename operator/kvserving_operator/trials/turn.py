@@ -36,6 +36,7 @@ from kvserving_tuner.trials.progress import (
     State,
     Verdict,
 )
+from kvserving_tuner.trials.schedule import Stretch
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,12 @@ class Outcome:
     probes: tuple[Request, ...] = ()
     prompts: tuple[Prompt, ...] = ()
     asks: tuple[Ask, ...] = ()
+
+    @property
+    def asks_no_more(self) -> bool:
+        """Whether what is being asked of engines on trial is to be the last for now."""
+        progress = None if self.record is None else self.record.progress
+        return progress is not None and progress.schedule.stretch is not Stretch.PROBING
 
 
 def look(trials: Trials, wanted: Wanted, found: Sequence[KVTrial], seen: Seen) -> Outcome:

@@ -633,13 +633,19 @@ def test_whatever_is_seen_a_trial_ends_once_and_never_in_silence(
     screened=st.booleans(),
     steps=st.sampled_from([(50,), (5, 25, 50), (25, 100)]),
     pods=st.integers(2, 4),
+    guards=st.sampled_from([{}, {Guard.TTFT: 10.0}]),
 )
 def test_a_good_change_never_waits_for_what_nobody_asks(
-    min_samples: int, bound: float, screened: bool, steps: tuple[int, ...], pods: int
+    min_samples: int,
+    bound: float,
+    screened: bool,
+    steps: tuple[int, ...],
+    pods: int,
+    guards: dict[Guard, float],
 ) -> None:
     plan = Plan(
         steps=steps, min_requests=5, min_seconds=15, min_samples=min_samples,
-        max_drop_percent=bound, screened=screened,
+        max_drop_percent=bound, screened=screened, guards=guards,
     )  # fmt: skip
     fleet = Fleet(plan, PODS[:pods])
     for _ in range(400):

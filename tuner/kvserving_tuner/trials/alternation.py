@@ -27,6 +27,8 @@ class Alternation(Frozen):
     """Pairs of blocks that are done."""
     first: Arm | None = None
     """The pair's first block, once it is over."""
+    probed: tuple[float, float] = (0.0, 0.0)
+    """Requests that ended, and those that failed, with the change while the engine was probed."""
 
     @property
     def with_change(self) -> bool:
@@ -34,12 +36,22 @@ class Alternation(Frozen):
         begins = self.pair % 2 == 0
         return begins if self.first is None else not begins
 
+    def while_probed(self, arm: Arm) -> "Alternation":
+        """After a block with the change in which the engine was probed: its failures count."""
+        if arm.outcomes is None:
+            return self
+        ended, failed = self.probed
+        probed = ended + arm.outcomes.of, failed + arm.outcomes.count
+        return self.model_copy(update={"probed": probed})
+
     def measured(
         self, arm: Arm, slo: Slo | None = None, most_failed: float = LEAST_RANGE
     ) -> tuple["Alternation", dict[str, float]]:
         """After a block of this arm, and what the pair says of each guard once it is complete."""
+        if self.with_change:
+            arm = self._with_failures(arm)
         if self.first is None:
-            return self.model_copy(update={"first": arm}), {}
+            return Alternation(pair=self.pair, first=arm), {}
         candidate, stable = (arm, self.first) if self.with_change else (self.first, arm)
         # Where nobody asked anything in one of them, the load changed and not the engine.
         numbers = {}
@@ -54,6 +66,13 @@ class Alternation(Frozen):
                 rested=candidate.begins_rested,
             )
         return Alternation(pair=self.pair + 1), numbers
+
+    def _with_failures(self, arm: Arm) -> Arm:
+        if arm.outcomes is None:
+            return arm
+        ended, failed = self.probed
+        update = {"ended": arm.outcomes.of + ended, "failed": arm.outcomes.count + failed}
+        return arm.model_copy(update=update)
 
 
 def arm_of(

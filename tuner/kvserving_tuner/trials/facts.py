@@ -35,6 +35,13 @@ class Facts:
     """What they say against it where they do not."""
     finished: float = 0.0
     """Requests that pods with the change have finished since the last look."""
+    probing: bool = False
+    """Whether a probe or a task of the trial is under way."""
+    in_flight: float | None = None
+    """Requests that candidates have, running or waiting; None where it is not known."""
+    queue: float | None = None
+    """Requests that wait at a candidate, in the mean, and at any other engine."""
+    others_queue: float | None = None
     blocked: str = ""
     """Why nothing that is measured now can be used; empty where it can."""
     refused: str = ""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from kvserving_tuner.trials.facts import Facts, Wish
 from kvserving_tuner.trials.plan import Plan
 from kvserving_tuner.trials.progress import SCREENED, SERVED, Progress, State
+from kvserving_tuner.trials.schedule import Stretch
 from kvserving_tuner.trials.tasks import is_shown
 
 PROMPTS_AT_ONCE = 16
@@ -21,12 +22,18 @@ def next_prompts(plan: Plan, progress: Progress, facts: Facts) -> tuple[str, ran
     if progress.state is State.SCREENING:
         return _few(SCREENED, progress.screened, facts) if plan.screened else None
     serving = progress.candidates and facts.changed >= set(progress.candidates)
-    if progress.state is State.RUNNING and serving:
-        served = progress.likelihood(SERVED)
-        # As many as the judge wants, or the trial would wait for prompts that nobody asks.
-        enough = served and is_shown(plan, progress, served)
-        return None if enough else _few(SERVED, progress.served, facts)
+    probes = serving and progress.schedule.stretch is Stretch.PROBING
+    if probes and progress.state is State.RUNNING and open_prompts(plan, progress, facts):
+        return _few(SERVED, progress.served, facts)
     return None
+
+
+def open_prompts(plan: Plan, progress: Progress, facts: Facts) -> bool:
+    """Whether more prompts are to be scored on engines with the change, at some time."""
+    served = progress.likelihood(SERVED)
+    # As many as the judge wants, or the trial would wait for prompts that nobody asks.
+    enough = bool(served) and is_shown(plan, progress, served)
+    return plan.likelihood and not enough and progress.served < facts.prompts
 
 
 def _few(kind: str, first: int, facts: Facts) -> tuple[str, range] | None:

@@ -17,6 +17,7 @@ from kvserving_tuner.trials.endings import (
     rolled_back,
 )
 from kvserving_tuner.trials.facts import Facts, Wish
+from kvserving_tuner.trials.pacing import paced
 from kvserving_tuner.trials.plan import GOODPUT_GAIN, OnStall, Plan
 from kvserving_tuner.trials.progress import (
     ACTIVE,
@@ -106,7 +107,7 @@ def _screen(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Prog
 
 
 def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progress:
-    progress = _with_pods(plan, progress, facts)
+    progress = paced(plan, _with_pods(plan, progress, facts), facts, passed)
     guards = {name: c for name, c in progress.evidence.items() if name in plan.guarding}
     gain = progress.compared_by(plan.goodput())
     quality = progress.quality(SERVED)
@@ -135,6 +136,8 @@ def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progres
             "started_at": started,
             "step_seconds": progress.step_seconds + passed,
             "step_requests": progress.step_requests + facts.finished,
+            "quiet_seconds": progress.quiet_seconds
+            + (passed if progress.schedule.is_quiet else 0.0),
         }
     )
     if judgement.outcome is Outcome.ROLL_BACK:
@@ -185,9 +188,9 @@ def _decide(
             )
         )
     if judgement.cause is Cause.NO_GAIN:
-        if progress.step_seconds < plan.gain_seconds:
+        if progress.quiet_seconds < plan.gain_seconds:
             return _waiting(plan, progress, facts, passed, judgement.message)
-        message = f"no gain has shown in {progress.step_seconds:.0f} s: {judgement.message}"
+        message = f"no gain has shown in {progress.quiet_seconds:.0f} s: {judgement.message}"
         return progress.ends(
             Conclusion(verdict=Verdict.INCONCLUSIVE, reason=Cause.NO_GAIN, message=message)
         )
@@ -209,6 +212,7 @@ def _enter(plan: Plan, progress: Progress, facts: Facts, step: int) -> Progress:
         step=step,
         step_seconds=0.0,
         step_requests=0.0,
+        quiet_seconds=0.0,
         stalled_seconds=0.0,
         alternation=Alternation() if turns else progress.alternation,
     )

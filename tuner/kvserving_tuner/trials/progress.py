@@ -10,6 +10,7 @@ from kvserving_tuner.judge import Cause, Comparison, Criterion
 from kvserving_tuner.probes.names import Probe
 from kvserving_tuner.trials.alternation import Alternation
 from kvserving_tuner.trials.plan import Frozen
+from kvserving_tuner.trials.schedule import Schedule
 
 
 class State(StrEnum):
@@ -106,6 +107,8 @@ class Progress(Frozen):
     """Time that the candidate has served in this step."""
     step_requests: float = 0.0
     """Requests that the candidate has finished in this step."""
+    quiet_seconds: float = 0.0
+    """The part of its time in which it was not probed."""
     stalled_seconds: float = 0.0
     """Time without usable evidence, in one go."""
     looked_at: float | None = None
@@ -117,6 +120,8 @@ class Progress(Frozen):
     screened: int = 0
     """Prompts of the set that were scored before, and `served` after a pod had the change."""
     served: int = 0
+    schedule: Schedule = Schedule()
+    """When candidates are probed."""
     rested: bool = False
     """Whether candidates carry nothing over from blocks in which they had more to do than the
     others."""

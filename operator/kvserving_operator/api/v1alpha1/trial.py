@@ -197,6 +197,10 @@ class KVTrialStatus(StatusModel):
     """One sentence with the numbers behind the verdict."""
     evidence: Annotated[tuple[TrialEvidence, ...], Field(max_length=64), map_by("name")] = ()
     """Guards and probes with their numbers."""
+    quiet_blocks: Count | None = None
+    """Blocks of time in which no engine was probed: guards and the gain compare these."""
+    probed_blocks: Count | None = None
+    """Blocks in which engines with the change were: nothing but failed requests is compared."""
 
 
 class KVTrial(ResourceModel):
