@@ -11,7 +11,7 @@ STAMP := $(VENV)/.ready-$(shell cat requirements/dev.txt pyproject.toml Makefile
 LOCALCLUSTER := $(PYTHON) hack/localcluster
 export KVSERVING_CACHE := $(CACHE)
 
-.PHONY: help demo test test-full lint unit e2e gpu up down generate
+.PHONY: help demo test test-full lint unit e2e up down generate
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,9 +38,6 @@ unit: $(STAMP) ## Tests that need no cluster and no engine
 
 e2e: up ## Tests on the real cluster with real engines and a real Prometheus
 	$(BIN)/python hack/testenv.py $(BIN)/pytest -v -rP --durations=15 -n 3 -m "(cluster or engine or prometheus) and not full"
-
-gpu: ## Tests of the Triton kernels on this machine's GPU, with a PYTHON that has torch, Triton and pytest
-	PYTHONPATH=kernels:hack $(PYTHON) -m pytest -q -c /dev/null --rootdir . --noconftest --import-mode=importlib -k triton tests/kernels/operations/check_*.py
 
 up: $(STAMP) ## Bring up the local cluster and load images and models (KUBECONFIG_EXTERNAL uses another one)
 	$(LOCALCLUSTER) up
