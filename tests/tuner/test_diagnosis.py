@@ -28,7 +28,8 @@ UNKNOWN = DiagnosisKind.UNKNOWN
         (window(running=8, waiting=0, usage=0.99), 8, HEALTHY),
         (window(running=8, waiting=5, usage=0.5), 8, CAP),
         (window(running=8, waiting=5, usage=0.87), 8, HEALTHY),
-        (window(running=4, waiting=5, usage=0.5), 8, HEALTHY),
+        # Neither the cap nor the cache is full: those that wait do so for the device.
+        (window(running=4, waiting=5, usage=0.5), 8, DiagnosisKind.COMPUTE_BOUND),
         (window(running=8, waiting=5, usage=0.5), None, HEALTHY),
         (window(running=8, waiting=5, usage=0.93), 8, PRESSURE),
         (window(running=8, waiting=5, usage=0.8, usage_max=0.95), 8, PRESSURE),
@@ -162,4 +163,4 @@ def test_whether_the_cap_is_reached(running: GaugeWindow, cap: int, reached: boo
 def test_the_cap_counts_per_rank() -> None:
     two_ranks = engine(window(running=16, waiting=5, usage=0.5), ranks=2)
     assert diagnose_engine(two_ranks, 8, LIMITS).kind is CAP
-    assert diagnose_engine(two_ranks, 16, LIMITS).kind is HEALTHY
+    assert diagnose_engine(two_ranks, 16, LIMITS).kind is DiagnosisKind.COMPUTE_BOUND

@@ -45,7 +45,7 @@ def storming(name: str = "a", short: Window = STORM) -> EngineObservation:
 
 
 def raised(change: Change | None) -> tuple[int, int] | None:
-    return None if change is None else (change.from_value, change.to_value)
+    return None if change is None else (int(change.from_value), int(change.to_value))
 
 
 def test_a_storm_lowers_the_cap_at_once_to_what_fits() -> None:
