@@ -35,7 +35,7 @@ def learn(
     update: dict[str, object] = {"loads": loads}
     if shift is not None:
         # Windows of another load are nothing to compare with.
-        update |= {"samples": (), "due": None, "restoring": shift.known}
+        update |= {"samples": (), "due": None, "restoring": shift.known, "storms": 0}
     return state.model_copy(update=update), shift
 
 

@@ -56,6 +56,7 @@ def meet_kv_cache(state: TunerState, runtime: Sequence[RuntimeState], now: float
         met |= {
             "ceiling": None, "backoff_seconds": None, "raises_paused_until": None,
             "agreeing_count": 0, "last_change_at": now, "due": None, "last_storm_at": None,
+            "storms": 0,
         }  # fmt: skip
         state = forget_windows(state)
     return state.model_copy(update=met)
@@ -118,8 +119,15 @@ def _after_storm(
             else min(2 * backoff, rules.backoff_maximum_seconds)
         )
         changed |= {"backoff_seconds": backoff, "raises_paused_until": now + backoff}
+    apart = storm_before is None or now - storm_before > rules.backoff_seconds
+    storms = state.storms + 1 if apart else max(1, state.storms)
+    changed["storms"] = storms
     if proposal.ceiling is not None:
-        until = now + (backoff or rules.backoff_seconds)
+        # A cap that storms now and then is remembered ever longer: each visit costs throughput.
+        memory = min(
+            rules.backoff_seconds * 2.0 ** min(storms - 1, 32), rules.backoff_maximum_seconds
+        )
+        until = now + max(backoff or 0.0, memory)
         changed["ceiling"] = proposal.ceiling.model_copy(update={"until": until})
     return changed
 

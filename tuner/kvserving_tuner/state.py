@@ -46,6 +46,8 @@ class TunerState(_Frozen):
     last_change_at: float | None = None
     last_raise_at: float | None = None
     last_storm_at: float | None = None
+    storms: int = Field(default=0, ge=0)
+    """Storms under this load and format, each a while after the one before."""
     ceiling: Ceiling | None = None
     backoff_seconds: float | None = None
     """Current pause between raises after a raise led to a storm; None: none did."""

@@ -59,12 +59,27 @@ def look(watch: Watch, rules: Guardrails, slo: Slo, now: float) -> Watched:
             f"{_mean([s.missed or 0.0 for s in after]):.0%} of the requests miss a target, before "
             f"the change {_mean([s.missed or 0.0 for s in before]):.0%}",
         )
-    served = _mean(_served(before, slo))
-    loss = _difference(_served(before, slo), _served(after, slo))
-    demand = any(each.waiting > 0 for each in after)
-    if demand and served > 0 and loss.beyond(rules.harm_share * served):
+    if any(each.waiting > 0 for each in after) and _serves_less(before, after, slo, rules):
         return Watched(Finding.HARMFUL, _loss_in_words(before, after, slo))
     return Watched(Finding.PASSED, _loss_in_words(before, after, slo))
+
+
+def _serves_less(
+    before: Sequence[Sample], after: Sequence[Sample], slo: Slo, rules: Guardrails
+) -> bool:
+    """Whether less is served within the targets, or fewer tokens with no more within them."""
+
+    def lost(one: Sequence[float], other: Sequence[float]) -> bool:
+        usual = _mean(one)
+        return usual > 0 and _difference(one, other).beyond(rules.harm_share * usual)
+
+    good = [each.goodput for each in before], [each.goodput for each in after]
+    tokens = [s.tokens_per_second for s in before], [s.tokens_per_second for s in after]
+    targeted = slo.ttft_ms is not None or slo.tpot_ms is not None
+    if targeted and lost(*good):
+        return True
+    better = targeted and _difference(good[1], good[0]).beyond(rules.harm_share * _mean(good[0]))
+    return lost(*tokens) and not better
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +115,9 @@ def _loss_in_words(before: Sequence[Sample], after: Sequence[Sample], slo: Slo) 
     targeted = slo.ttft_ms is not None or slo.tpot_ms is not None
     unit = "requests/s within target" if targeted else "tokens/s"
     then, now = _mean(_served(before, slo)), _mean(_served(after, slo))
-    return f"{now:.2f} {unit} in {len(after)} windows, before the change {then:.2f}"
+    tokens = [_mean([each.tokens_per_second for each in part]) for part in (after, before)]
+    more = f" ({tokens[0]:.0f} and {tokens[1]:.0f} tokens/s)" if targeted else ""
+    return f"{now:.2f} {unit} in {len(after)} windows, before the change {then:.2f}{more}"
 
 
 def _mean(values: Sequence[float]) -> float:

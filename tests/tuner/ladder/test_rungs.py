@@ -21,6 +21,7 @@ from kvserving_tuner.ladder.rung import Candidate
 from kvserving_tuner.ladder.service import next_capture_size
 from kvserving_tuner.ladder.situation import Situation
 from kvserving_tuner.observation import Window
+from kvserving_tuner.readings import Known
 from kvserving_tuner.remembered import Judged, Tried
 from kvserving_tuner.rules import Ability, LadderRules, Strategy
 from kvserving_tuner.runtime_client import RuntimeState
@@ -123,10 +124,8 @@ def test_the_ladder_is_in_the_order_of_the_reference() -> None:
 def test_formats_and_watermark_change_only_where_the_cache_binds(
     kind: DiagnosisKind, cap_reason: Reason, binds: bool
 ) -> None:
-    full = window(running=8, waiting=20, usage=0.95, preemptions=10)
-    seen = situation(
-        kind, replace(full, prompt_tokens=full.generation_tokens), cap_reason=cap_reason
-    )
+    full = window(running=8, waiting=20, usage=0.95, preemptions=10, prompt_tokens=5000)
+    seen = situation(kind, full, cap_reason=cap_reason)
     for name in (
         RungName.WATERMARK, RungName.EIGHT_BIT_CACHE, RungName.MIXED_CACHE,
         RungName.FOUR_BIT_CACHE, RungName.FEWER_BITS, RungName.EVICTION,
@@ -280,7 +279,7 @@ def test_the_watermark_rises_step_by_step_and_only_where_work_is_lost() -> None:
         seen = situation(full=full, states=(runtime(watermark=watermark),))
         found = considered(RungName.WATERMARK, seen)
         assert (found.to_value if isinstance(found, Candidate) else None) == to
-    calm = replace(full, preemptions=replace(full.preemptions, value=0.0))
+    calm = replace(full, preemptions=Known(0.0, NOW))
     assert isinstance(considered(RungName.WATERMARK, situation(full=calm)), str)
     settings = SETTINGS.model_copy(update={"slo": Slo(ttft_ms=1000)})
     seen = situation(full=replace(full, ttft=late(0.3)), settings=settings)

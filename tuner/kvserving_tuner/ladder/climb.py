@@ -79,10 +79,11 @@ class Step:
     def case(self, situation: Situation) -> Case:
         """What speaks for it."""
         live = self.candidate.cost is CostClass.LIVE
+        modelled = situation.settings.ladder.strategy is Strategy.MODEL
         return Case(
             self.rung.name,
             self.rung.risk,
-            self.candidate.forecast,
+            self.candidate.forecast if modelled else None,
             0.0 if live else start_seconds(situation),
         )
 

@@ -110,7 +110,20 @@ class Situation:
             if self.cap_reason in _CAP_HELD_BY_CACHE or remembered:
                 return True, f"{message}; the cap may not rise: {self.cap_message}"
             return False, f"the KV cache has room, and the cap decides: {message}"
+        if self._queued_at_full_cache():
+            return True, message
         return False, f"the KV cache does not hold requests back: {message}"
+
+    def _queued_at_full_cache(self) -> bool:
+        """Whether requests wait although there is little room, if less than what is called full."""
+        most = self.settings.thresholds.cap_free_kv_usage
+        return any(
+            isinstance(window.kv_usage, GaugeWindow)
+            and isinstance(window.waiting, GaugeWindow)
+            and window.kv_usage.p95 >= most
+            and min(window.waiting.mean, window.waiting.last) > 0
+            for window in self.windows
+        )
 
     def _per_rank(self, gauges: Sequence[GaugeWindow | Unknown]) -> float:
         ranks = sum(each.ranks for each in self.engines)

@@ -61,8 +61,9 @@ def average(before: Fingerprint, windows: int, new: Fingerprint) -> Fingerprint:
     def mixed(name: str) -> float | None:
         old, fresh = getattr(before, name), getattr(new, name)
         if old is None or fresh is None:
-            return old if fresh is None else fresh
-        return float(old + share * (fresh - old))
+            known_one = old if fresh is None else fresh
+            return None if known_one is None else float(known_one)
+        return float(old) + share * (float(fresh) - float(old))
 
     return Fingerprint.model_validate({name: mixed(name) for name in Fingerprint.model_fields})
 
