@@ -288,3 +288,8 @@ def test_the_cost_of_trying_is_what_is_missed_beyond_before() -> None:
 
 def test_without_targets_trying_costs_nothing_of_them() -> None:
     assert charged(Account(), sample(), watch([sample()], []), NOW).explored == 0
+
+
+def test_what_an_engine_refuses_needs_no_pause() -> None:
+    state = refused(AUTO, READY, Knob.KV_CACHE_DTYPE, "fp8_e4m3", "not offered", NOW)
+    assert (state.rollbacks, state.last_step_at) == (0, None)

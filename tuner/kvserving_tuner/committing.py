@@ -58,7 +58,7 @@ def remember_request(
         knob=change.knob, value=change.to_value, regime=state.loads.current,
         judged=Judged.FAILED, at=now, until=now + settings.ladder.trial_seconds,
     )  # fmt: skip
-    return state.model_copy(update={"asked": asked, "last_step_at": now, "due": None})
+    return state.model_copy(update={"asked": asked})
 
 
 def refused(

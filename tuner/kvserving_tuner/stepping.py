@@ -275,7 +275,7 @@ def with_verdict(state: TunerState, tried: Tried) -> TunerState:
         if (each.knob, each.value, each.regime) != (tried.knob, tried.value, tried.regime)
         and tried.at < each.until
     ]
-    passed = tried.judged is Judged.PASSED
+    rollbacks = {Judged.PASSED: 0, Judged.ROLLED_BACK: state.rollbacks + 1}
     asked = state.asked
     if asked is not None and (asked.knob, asked.value) == (tried.knob, tried.value):
         asked = None
@@ -283,8 +283,9 @@ def with_verdict(state: TunerState, tried: Tried) -> TunerState:
         update={
             "tried": (*kept, tried)[-MOST_TRIED:],
             "asked": asked,
-            "rollbacks": 0 if passed else state.rollbacks + 1,
-            "last_step_at": tried.at,
+            # What was not made has cost nobody anything.
+            "rollbacks": rollbacks.get(tried.judged, state.rollbacks),
+            "last_step_at": state.last_step_at if tried.judged is Judged.FAILED else tried.at,
             "due": None,
         }
     )
