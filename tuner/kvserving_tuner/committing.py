@@ -72,6 +72,22 @@ def refused(
     return with_verdict(state, tried)
 
 
+def concluded(
+    settings: TuningSettings, state: TunerState, judged: Judged | None, why: str, now: float
+) -> TunerState:
+    """Memory after the verdict of the trial that was asked for; None: it has judged nothing."""
+    asked = state.asked
+    if asked is None or judged is None:
+        return state.model_copy(update={"asked": None})
+    tried = asked.model_copy(
+        update={
+            "judged": judged, "message": why, "at": now,
+            "until": now + settings.guardrails.tabu_seconds,
+        }
+    )  # fmt: skip
+    return with_verdict(state, tried)
+
+
 def _went_back(
     settings: TuningSettings, state: TunerState, proposal: Proposal, now: float
 ) -> TunerState:

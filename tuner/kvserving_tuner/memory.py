@@ -160,6 +160,7 @@ def remember_recommendation(
                 to_value=proposal.change.to_value,
                 reason=proposal.reason.value,
                 message=proposal.message,
+                cost=proposal.change.cost,
             )
         }
     )

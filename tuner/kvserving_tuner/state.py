@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kvserving_tuner.decision import DiagnosisKind, Value
+from kvserving_tuner.decision import CostClass, DiagnosisKind, Value
 from kvserving_tuner.errors import SettingsError
 from kvserving_tuner.remembered import Account, Due, Loads, Sample, Tried, Watch
 
@@ -33,6 +33,7 @@ class Recommendation(_Frozen):
     to_value: Value
     reason: str
     message: str
+    cost: CostClass = CostClass.LIVE
 
 
 class TunerState(_Frozen):
