@@ -151,8 +151,12 @@ class Loop:
     ) -> TunerState:
         """Memory where nothing moved: what engines refuse is not tried again, else it may be."""
         errors = list(applied.failures.values())
-        if change.knob is Knob.MAX_ACTIVE_SEQS or not all(
-            isinstance(error, Rejected | ChangeFailed) for error in errors
+        # The way back is tried until it is made: nothing else happens meanwhile.
+        goes_back = before.watch is not None
+        if (
+            change.knob is Knob.MAX_ACTIVE_SEQS
+            or goes_back
+            or not all(isinstance(error, Rejected | ChangeFailed) for error in errors)
         ):
             return before
         why = f"the engine refused it: {errors[0]}" if errors else "the engine refused it"

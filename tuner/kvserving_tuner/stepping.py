@@ -20,11 +20,13 @@ from kvserving_tuner.guardrails import change_budget, held_back
 from kvserving_tuner.ladder.climb import Climb, Step, climb, passed_before
 from kvserving_tuner.ladder.forecast import growth, more_sequences
 from kvserving_tuner.ladder.situation import Situation
+from kvserving_tuner.memory import same_recommendation
 from kvserving_tuner.proposal import Knobs, Proposal
 from kvserving_tuner.readings import Unknown
 from kvserving_tuner.regimes.loads import Shift, alternates, current, robust_cap
 from kvserving_tuner.remembered import Due, Judged, Tried, failed
 from kvserving_tuner.rules import Ability
+from kvserving_tuner.settings import Mode
 from kvserving_tuner.state import TunerState
 from kvserving_tuner.watching import Finding, look
 
@@ -59,6 +61,9 @@ def take_step(
     answer, state = _watched(situation, shift)
     if answer is not None:
         return answer, state
+    if situation.diagnosis.kind is DiagnosisKind.UNKNOWN:
+        # Nothing but a way back rests on data that is missing, stale or contradicts itself.
+        return proposal, state
     situation = replace(situation, state=state)
     answer = _unfit_format(situation)
     if answer is not None:
@@ -154,8 +159,8 @@ def _unfit_format(situation: Situation) -> Proposal | None:
     """The way back from a format that failed under the load that is back."""
     state, dtype = situation.state, situation.dtype
     start = state.start_kv_cache_dtype
-    able = situation.settings.ability(Knob.KV_CACHE_DTYPE) is Ability.CHANGE
-    if dtype is None or start is None or dtype == start or not able:
+    # What a trial put in force is its policy's to take back.
+    if dtype is None or start in (None, dtype) or state.set_kv_cache_dtype != dtype:
         return None
     tried = failed(state.tried, Knob.KV_CACHE_DTYPE, dtype, {state.loads.current}, situation.now)
     if tried is None:
@@ -210,7 +215,7 @@ def _restored(
 def _ladder(situation: Situation, proposal: Proposal) -> tuple[Proposal, TunerState]:
     found = climb(situation)
     state = _without_old_advice(situation, found)
-    best = found.step or found.advice
+    best = _best(situation, found, state)
     holding = replace(proposal, passed_over=found.passed_over)
     if best is None:
         gap = 2 * situation.settings.windows.full_seconds
@@ -240,6 +245,15 @@ def _ladder(situation: Situation, proposal: Proposal) -> tuple[Proposal, TunerSt
         return replace(proposed, change=None, reason=held.reason, message=message), state
     ability = situation.settings.ability(candidate.knob) or Ability.RECOMMEND
     return replace(proposed, ability=ability), state
+
+
+def _best(situation: Situation, found: Climb, state: TunerState) -> Step | None:
+    """The rung to go on with: a recommendation is told once, and then does not stand in the way."""
+    advice, standing = found.advice, state.recommendation
+    if found.step is None or advice is None:
+        return found.step or advice
+    told = same_recommendation(standing, advice.candidate.change)
+    return found.step if told and situation.settings.mode is Mode.AUTO else advice
 
 
 def _due(situation: Situation, step: Step) -> Due:

@@ -153,7 +153,7 @@ def tuner_trial(wanted: Wanted, decision: Decision | None) -> tuple[str, KVTrial
         return None
     if wanted.policy is None or decision.change.knob is not Knob.KV_CACHE_DTYPE:
         return None
-    dtype = KVCacheDType(decision.change.to_value)
+    dtype = KVCacheDType(str(decision.change.to_value))
     ending = f"-{content_hash({'decision': decision.id, 'to': dtype.value})[:NAME_HASH]}"
     return wanted.name[: NAME_LIMIT - len(ending)] + ending, KVTrialSpec(
         serving_ref=ObjectReference(name=wanted.name),

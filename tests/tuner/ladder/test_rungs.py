@@ -115,6 +115,7 @@ def test_the_ladder_is_in_the_order_of_the_reference() -> None:
         (DiagnosisKind.SEQUENCE_CAP, Reason.CEILING_REMEMBERED, True),
         (DiagnosisKind.SEQUENCE_CAP, Reason.AT_MAXIMUM, False),
         (DiagnosisKind.SEQUENCE_CAP, Reason.COOLDOWN, False),
+        (DiagnosisKind.SEQUENCE_CAP, Reason.NO_TPOT_SLACK, False),
         (DiagnosisKind.HEALTHY, Reason.HEALTHY, False),
         (DiagnosisKind.COMPUTE_BOUND, Reason.HEALTHY, False),
         (DiagnosisKind.TOKEN_BUDGET, Reason.HEALTHY, False),
@@ -124,7 +125,8 @@ def test_the_ladder_is_in_the_order_of_the_reference() -> None:
 def test_formats_and_watermark_change_only_where_the_cache_binds(
     kind: DiagnosisKind, cap_reason: Reason, binds: bool
 ) -> None:
-    full = window(running=8, waiting=20, usage=0.95, preemptions=10, prompt_tokens=5000)
+    usage = 0.95 if binds else 0.6
+    full = window(running=8, waiting=20, usage=usage, preemptions=10, prompt_tokens=5000)
     seen = situation(kind, full, cap_reason=cap_reason)
     for name in (
         RungName.WATERMARK, RungName.EIGHT_BIT_CACHE, RungName.MIXED_CACHE,
@@ -139,6 +141,24 @@ def test_a_cap_held_down_by_a_remembered_storm_means_that_the_cache_binds() -> N
     for state, binds in ((remembered, True), (over, False)):
         seen = situation(DiagnosisKind.SEQUENCE_CAP, cap_reason=Reason.COOLDOWN, state=state)
         assert seen.binding()[0] is binds
+
+
+def test_a_queue_at_a_cache_with_little_room_means_that_it_binds() -> None:
+    for usage, binds in ((0.87, True), (0.84, False)):
+        full = window(running=8, waiting=20, usage=usage)
+        seen = situation(DiagnosisKind.HEALTHY, full, cap_reason=Reason.HEALTHY)
+        assert seen.binding()[0] is binds
+
+
+def test_more_sequences_are_no_help_where_tokens_come_too_slowly_already() -> None:
+    settings = SETTINGS.model_copy(update={"slo": Slo(tpot_ms=50)})
+    full = window(running=8, waiting=20, usage=0.95, tpot=late(0.5, 0.05), prompt_tokens=5000)
+    found = considered(RungName.EIGHT_BIT_CACHE, situation(full=full, settings=settings))
+    assert "too slowly already" in str(found)
+    # Preemptions make tokens late as well: then room is what helps.
+    thrashing = replace(full, preemptions=Known(20.0, NOW))
+    seen = situation(full=thrashing, settings=settings)
+    assert candidate(RungName.EIGHT_BIT_CACHE, seen).to_value == "fp8_e4m3"
 
 
 def test_eight_bits_are_what_the_hardware_can_store() -> None:

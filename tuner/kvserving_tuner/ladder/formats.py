@@ -56,6 +56,8 @@ def _consider(situation: Situation, formats: Sequence[str]) -> Candidate | str:
     binds, evidence = situation.binding()
     if not binds:
         return evidence
+    if situation.tpot.missed and not situation.recomputed_share:
+        return "tokens follow each other too slowly already, and more sequences make steps longer"
     here = situation.dtype
     if here is None:
         return "engines do not say in which format they store, or store in different ones"

@@ -104,6 +104,8 @@ class Situation:
         kind, message = self.diagnosis.kind, self.diagnosis.message
         if kind in _BOUND:
             return True, message
+        if self.cap_reason is Reason.NO_TPOT_SLACK:
+            return False, f"tokens leave no time for more sequences: {self.cap_message}"
         if kind is DiagnosisKind.SEQUENCE_CAP:
             ceiling = self.state.ceiling
             remembered = ceiling is not None and self.now < ceiling.until
