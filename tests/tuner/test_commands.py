@@ -26,6 +26,8 @@ from kvserving_tuner.settings import Mode, TuningSettings
 from kvserving_tuner.simulator.world import World
 from kvserving_tuner.sources.base import EngineTarget
 from kvserving_tuner.state import TunerState
+from tunerkit import expositions
+from tunerkit.servers import MetricsServer
 from tunerkit.simulated import engine, requests
 
 TRIED = TuningSettings(
@@ -260,6 +262,20 @@ def test_a_broken_observation_is_named_by_its_line(tmp_path: Path) -> None:
     path.write_text('{}\n{"schema": "kvserving.dev/observation/v1", "at": 1}\n')
     with pytest.raises(SettingsError, match="line 2 is no observation"):
         list(recorded(path))
+
+
+def test_tune_prints_audit_lines_and_keeps_log_and_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log_file, state = tmp_path / "log.jsonl", tmp_path / "state.json"
+    with MetricsServer() as server:
+        server.text = expositions.recorded(0)
+        given = ["tune", "--engine", server.url, "--turns", "2", "--interval", "0.01", "--json"]
+        assert main([*given, "--record", str(log_file), "--state", str(state)]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert {line["action"] for line in lines} == {"Hold"}
+    assert len(list(recorded(log_file))) == 2
+    assert isinstance(read_state(state), TunerState)
 
 
 def test_tune_names_a_variable_that_is_not_set(capsys: pytest.CaptureFixture[str]) -> None:
