@@ -14,11 +14,11 @@ from kvserving_tuner.cli import main
 from kvserving_tuner.commands.options import add_ladder, ladder_settings
 from kvserving_tuner.commands.replay import replay
 from kvserving_tuner.commands.tune import read_state, write_state
-from kvserving_tuner.decision import Action, Change, Knob, Reason
+from kvserving_tuner.decision import Action, Change, Knob, Reason, RungName
 from kvserving_tuner.errors import SettingsError
 from kvserving_tuner.live import Loop, Turn
 from kvserving_tuner.recording import Recorder, recorded
-from kvserving_tuner.remembered import Judged
+from kvserving_tuner.remembered import Judged, Sample, Watch
 from kvserving_tuner.rules import Ability, Strategy
 from kvserving_tuner.runtime_client import RuntimeState
 from kvserving_tuner.screening import Screened
@@ -282,3 +282,27 @@ def test_tune_names_a_variable_that_is_not_set(capsys: pytest.CaptureFixture[str
     given: list[Any] = ["tune", "--engine", "http://x", "--token-env", "NO_SUCH_VARIABLE"]
     assert main(given) == 2
     assert "NO_SUCH_VARIABLE is not set" in capsys.readouterr().err
+
+
+async def test_a_rollback_that_an_engine_refuses_is_tried_again_and_nothing_else_happens() -> None:
+    world = World({"a": engine(requests(rate=1.5, seconds=300))})
+    sample = Sample(
+        at=0, goodput=1, missed=None, tokens_per_second=1e9, waiting=1, running=8,
+        preemptions_per_second=0, finished=60,
+    )  # fmt: skip
+    watch = Watch(
+        rung=RungName.MIXED_CACHE, knob=Knob.KV_CACHE_DTYPE, from_value="int3",
+        to_value="bfloat16", at=world.started - 9999, regime="", before=(sample,) * 5,
+    )  # fmt: skip
+    settings = TRIED.model_copy(update={"abilities": {Knob.KV_CACHE_DTYPE: Ability.CHANGE}})
+    loop = Loop(
+        world.targets, world.source, world.runtime, world.actuator, settings,
+        TunerState(watch=watch, start_kv_cache_dtype="bfloat16"),
+    )  # fmt: skip
+    for at in (5, 10, 15):
+        turn = await loop.turn(world.started + at)
+        assert turn.decision.reason is Reason.ROLLED_BACK
+        assert turn.applied is not None
+        assert not turn.applied.states
+        assert loop.state.watch == watch
+        assert loop.state.tried == ()

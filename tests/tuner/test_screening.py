@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -20,8 +21,10 @@ CHANGE = Change(Knob.KV_CACHE_DTYPE, "bfloat16", "int8")
 class Probed:
     """An engine whose prompts are `rise` nats per token less likely through another format."""
 
-    def __init__(self, rise: float = 0.0, **answers: httpx.Response) -> None:
-        self.rise, self.answers = rise, answers
+    def __init__(
+        self, rise: float = 0.0, answers: Mapping[str, httpx.Response] | None = None
+    ) -> None:
+        self.rise, self.answers = rise, answers or {}
         self.scored: list[dict[str, Any]] = []
         self.tokens = 400
         self.block, self.longest = 64, 4096
@@ -90,7 +93,7 @@ async def test_prompts_that_read_nothing_stored_show_nothing(field: str) -> None
 
 @pytest.mark.parametrize("status", [401, 409, 503])
 async def test_an_engine_that_cannot_be_asked_now_says_nothing(status: int) -> None:
-    found = await screened(Probed(probe=httpx.Response(status)))
+    found = await screened(Probed(answers={"probe": httpx.Response(status)}))
     assert (found.passed, found.rejected) == (False, False)
 
 
@@ -120,6 +123,6 @@ async def test_an_engine_that_cannot_be_asked_now_says_nothing(status: int) -> N
 async def test_what_an_engine_refuses_is_rejected_with_its_reason(
     answers: dict[str, httpx.Response], words: str
 ) -> None:
-    found = await screened(Probed(**answers))
+    found = await screened(Probed(answers=answers))
     assert found.rejected
     assert re.search(words, found.message)

@@ -6,12 +6,14 @@ import pytest
 
 from kvserving_tuner.decision import (
     Change,
+    CostClass,
     Diagnosis,
     DiagnosisKind,
     Knob,
     Reason,
     RungName,
 )
+from kvserving_tuner.histograms import Histogram
 from kvserving_tuner.ladder.climb import climb
 from kvserving_tuner.ladder.situation import Situation
 from kvserving_tuner.observation import Window
@@ -29,7 +31,7 @@ from kvserving_tuner.remembered import (
 )
 from kvserving_tuner.rules import Ability, Guardrails
 from kvserving_tuner.runtime_client import RuntimeState
-from kvserving_tuner.settings import Mode, TuningSettings
+from kvserving_tuner.settings import Mode, Slo, TuningSettings
 from kvserving_tuner.state import Recommendation, TunerState
 from kvserving_tuner.stepping import take_step
 from tunerkit.build import NOW, engine, window
@@ -83,7 +85,7 @@ def stepped(
 
 
 def due(
-    state: TunerState, value: str = "fp8_e4m3", rung: RungName = RungName.EIGHT_BIT_CACHE
+    state: TunerState, value: int | str = "fp8_e4m3", rung: RungName = RungName.EIGHT_BIT_CACHE
 ) -> TunerState:
     since = Due(rung=rung, value=value, since=NOW - 181, last=NOW - 5)
     return state.model_copy(update={"due": since})
@@ -113,6 +115,29 @@ def test_another_rung_or_a_gap_begins_anew(before: Due) -> None:
     assert found.reason is Reason.CONFIRMING
     assert state.due is not None
     assert state.due.since == NOW
+
+
+def test_a_number_that_moves_with_the_load_does_not_begin_anew() -> None:
+    settings = ABLE.model_copy(update={"slo": Slo(ttft_ms=1000), "allowed_dtypes": ()})
+    late = Histogram((1.0, float("inf")), (10.0, 90.0), 500.0)
+    full = window(running=8, waiting=90, usage=0.95, finished=60, prompt_tokens=6000, ttft=late)
+    state = due(READY, 77, RungName.ADMISSION)
+    found, _ = stepped(state, full=full, settings=settings)
+    assert found.change == Change(Knob.MAX_QUEUED_TOKENS, "unbounded", 100, CostClass.RESTART)
+
+
+def test_advice_with_a_number_is_told_once_too() -> None:
+    settings = ABLE.model_copy(update={"slo": Slo(ttft_ms=1000)})
+    late = Histogram((1.0, float("inf")), (10.0, 90.0), 500.0)
+    full = window(running=8, waiting=90, usage=0.95, finished=60, prompt_tokens=6000, ttft=late)
+    told = Recommendation(
+        id="x", at=NOW, knob="MaxQueuedTokens", from_value="unbounded", to_value=900, reason="",
+        message="",
+    )  # fmt: skip
+    state = due(READY).model_copy(update={"recommendation": told})
+    found, _ = stepped(state, full=full, settings=settings)
+    assert found.change is not None
+    assert found.change.knob is Knob.KV_CACHE_DTYPE
 
 
 def test_a_guardrail_holds_and_the_rung_stays_due() -> None:

@@ -137,9 +137,9 @@ def same_recommendation(standing: Recommendation | None, change: Change) -> bool
     if standing is None or standing.knob != change.knob or standing.from_value != change.from_value:
         return False
     before, to, standing_to = change.from_value, change.to_value, standing.to_value
-    if not (isinstance(before, int) and isinstance(to, int) and isinstance(standing_to, int)):
+    if not (isinstance(to, int) and isinstance(standing_to, int)):
         return to == standing_to
-    if (to > before) != (standing_to > before):
+    if isinstance(before, int) and (to > before) != (standing_to > before):
         return False
     return abs(to - standing_to) <= max(1.0, SAME_RECOMMENDATION_SHARE * standing_to)
 

@@ -20,7 +20,6 @@ from kvserving_tuner.guardrails import change_budget, held_back
 from kvserving_tuner.ladder.climb import Climb, Step, climb, passed_before
 from kvserving_tuner.ladder.forecast import growth, more_sequences
 from kvserving_tuner.ladder.situation import Situation
-from kvserving_tuner.memory import same_recommendation
 from kvserving_tuner.proposal import Knobs, Proposal
 from kvserving_tuner.readings import Unknown
 from kvserving_tuner.regimes.loads import Shift, alternates, current, robust_cap
@@ -252,7 +251,8 @@ def _best(situation: Situation, found: Climb, state: TunerState) -> Step | None:
     advice, standing = found.advice, state.recommendation
     if found.step is None or advice is None:
         return found.step or advice
-    told = same_recommendation(standing, advice.candidate.change)
+    # Values that are computed from rates move with them: it is the same advice.
+    told = standing is not None and standing.knob == advice.candidate.knob
     return found.step if told and situation.settings.mode is Mode.AUTO else advice
 
 
@@ -260,8 +260,10 @@ def _due(situation: Situation, step: Step) -> Due:
     """Since when a rung has been due; one that was not for a while begins anew."""
     now, due, value = situation.now, situation.state.due, step.candidate.to_value
     gap = 2 * situation.settings.windows.full_seconds
-    same = due is not None and (due.rung, due.value) == (step.rung.name, value)
-    if due is None or not same or now - due.last > gap:
+    if due is None or due.rung is not step.rung.name or now - due.last > gap:
+        return Due(rung=step.rung.name, value=value, since=now, last=now)
+    # A name is another change; a number that is computed from rates moves with them.
+    if due.value != value and not (isinstance(due.value, int) and isinstance(value, int)):
         return Due(rung=step.rung.name, value=value, since=now, last=now)
     return due.model_copy(update={"last": now})
 

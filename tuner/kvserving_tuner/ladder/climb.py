@@ -92,6 +92,8 @@ class Step:
 class Climb:
     """The rung to take, the first one to recommend, and the rungs that were passed over.
 
+    Those are the ones before `step`, or all others where there is none.
+
     `advice` is one that stands before `step`, or that would be it if anybody could carry it out.
     """
 
@@ -124,8 +126,7 @@ def climb(situation: Situation) -> Climb:
     advice = first if first is not step else None
     if step is not None:
         _note_advice(passed, kept, step)
-    last = step or advice
-    return Climb(step, advice, _in_order(passed, None if last is None else last.rung.name))
+    return Climb(step, advice, _in_order(passed, None if step is None else step.rung.name))
 
 
 def passed_before(situation: Situation, name: RungName) -> tuple[PassedOver, ...]:
