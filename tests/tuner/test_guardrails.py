@@ -25,7 +25,7 @@ from kvserving_tuner.rules import DAY_SECONDS, Guardrails, MaintenanceWindow, We
 from kvserving_tuner.samples import charged
 from kvserving_tuner.settings import Mode, Slo, TuningSettings
 from kvserving_tuner.state import TunerState
-from kvserving_tuner.stepping import with_verdict
+from kvserving_tuner.verdicts import with_verdict
 from kvserving_tuner.watching import Finding, look
 
 NOW = 1_789_997_600.0

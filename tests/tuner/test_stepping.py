@@ -18,7 +18,6 @@ from kvserving_tuner.ladder.climb import climb
 from kvserving_tuner.ladder.situation import Situation
 from kvserving_tuner.observation import Window
 from kvserving_tuner.proposal import Knobs, Proposal
-from kvserving_tuner.regimes.loads import Shift
 from kvserving_tuner.remembered import (
     Due,
     Fingerprint,
@@ -74,14 +73,13 @@ def stepped(
     full: Window = BOUND,
     settings: TuningSettings = ABLE,
     runtime: tuple[RuntimeState, ...] | None = None,
-    shift: Shift | None = None,
 ) -> tuple[Proposal, TunerState]:
     seen = Situation(
         settings, (engine(full),), engines() if runtime is None else runtime,
         Diagnosis(kind, "a", "20 requests wait", {}), 8, proposal.reason, proposal.message, state,
         NOW,
     )  # fmt: skip
-    return take_step(seen, Knobs({"a": 8}, 1, 64), proposal, shift)
+    return take_step(seen, Knobs({"a": 8}, 1, 64), proposal)
 
 
 def due(
@@ -251,9 +249,9 @@ def test_nothing_else_is_changed_while_a_change_is_watched() -> None:
 
 
 def test_a_load_that_changes_ends_the_watch_without_a_verdict() -> None:
-    state = READY.model_copy(update={"watch": watch(harmful=False)})
-    shift = Shift("load-1", "load-2", known=True)
-    found, after = stepped(state, runtime=engines("fp8_e4m3"), shift=shift)
+    loads = READY.loads.model_copy(update={"current": "load-2"})
+    state = READY.model_copy(update={"watch": watch(harmful=False), "loads": loads})
+    found, after = stepped(state, runtime=engines("fp8_e4m3"))
     assert found.reason is Reason.LOAD_CHANGED
     assert after.tried == ()
 
@@ -271,6 +269,36 @@ def test_a_format_that_failed_under_the_load_that_is_back_is_left() -> None:
     # Somebody else set it, or a trial did: it is theirs.
     theirs = mine.model_copy(update={"set_kv_cache_dtype": None})
     assert stepped(theirs, runtime=engines("fp8_e4m3"))[0].reason is not Reason.FALLBACK
+
+
+@pytest.mark.parametrize(
+    ("changes", "restored"),
+    [
+        ({}, True),
+        ({"tried": ()}, False),
+        ({"restoring": False}, False),
+        ({"set_kv_cache_dtype": None}, False),
+        ({"switched_at": (NOW - 100,) * 4}, False),
+        ({"last_change_at": NOW - 10}, False),
+    ],
+)
+def test_a_load_that_is_back_gets_the_format_that_passed_under_it(
+    changes: dict[str, object], restored: bool
+) -> None:
+    passed = Tried(
+        knob=Knob.KV_CACHE_DTYPE, value="k8v4", regime="load-1", judged=Judged.PASSED,
+        at=NOW - 900, until=NOW + 900,
+    )  # fmt: skip
+    mine = HERE.model_copy(update={"kv_cache_dtype": "k8v4"})
+    state = READY.model_copy(
+        update={
+            "restoring": True, "tried": (passed,), "set_kv_cache_dtype": "bfloat16",
+            "loads": Loads(regimes=(mine,), current="load-1"), **changes,
+        }
+    )  # fmt: skip
+    found, _ = stepped(state)
+    wanted = Change(Knob.KV_CACHE_DTYPE, "bfloat16", "k8v4")
+    assert (found.change == wanted) is restored
 
 
 def test_a_load_that_is_back_gets_its_cap() -> None:

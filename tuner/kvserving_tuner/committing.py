@@ -8,7 +8,7 @@ from kvserving_tuner.remembered import Judged, Tried, Watch
 from kvserving_tuner.rules import DAY_SECONDS
 from kvserving_tuner.settings import TuningSettings
 from kvserving_tuner.state import TunerState
-from kvserving_tuner.stepping import with_verdict
+from kvserving_tuner.verdicts import with_verdict
 
 _NOT_COUNTED = frozenset({Reason.PREEMPTION_STORM, Reason.CAPS_DIFFER, Reason.OUTSIDE_BOUNDS})
 """Changes of the cap that no budget holds back."""

@@ -24,7 +24,7 @@ def held_back(settings: TuningSettings, state: TunerState, step: Step, now: floa
         or _samples(settings, state)
         or _windows(settings, step, now)
         or change_budget(settings, state, now)
-        or _switch_budget(settings, state, step, now)
+        or _switches(settings, state, step, now)
         or _error_budget(settings, state)
     )
 
@@ -84,12 +84,15 @@ def _windows(settings: TuningSettings, step: Step, now: float) -> Held | None:
     return Held(Reason.OUTSIDE_WINDOW, "no maintenance window is open")
 
 
-def _switch_budget(
-    settings: TuningSettings, state: TunerState, step: Step, now: float
-) -> Held | None:
+def _switches(settings: TuningSettings, state: TunerState, step: Step, now: float) -> Held | None:
     live = step.candidate.cost is CostClass.LIVE
     if live and step.candidate.knob is not Knob.KV_CACHE_DTYPE:
         return None
+    return switch_budget(settings, state, now)
+
+
+def switch_budget(settings: TuningSettings, state: TunerState, now: float) -> Held | None:
+    """The number of changes for a day that empty the cache, if it has been made."""
     made = sum(now - at < DAY_SECONDS for at in state.switched_at)
     allowed = settings.guardrails.switches_per_day
     if made < allowed:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from kvserving_tuner.decision import Diagnosis, DiagnosisKind
 from kvserving_tuner.observation import Observation
-from kvserving_tuner.regimes.loads import InForce, Shift, follow, settings_changed
+from kvserving_tuner.regimes.loads import InForce, follow, settings_changed
 from kvserving_tuner.remembered import Watch
 from kvserving_tuner.runtime_client import RuntimeState
 from kvserving_tuner.samples import MOST_SAMPLES, charged, sample
@@ -21,13 +21,13 @@ def learn(
     diagnosis: Diagnosis,
     state: TunerState,
     now: float,
-) -> tuple[TunerState, Shift | None]:
-    """The memory after a look, and a change of load that it shows.
+) -> TunerState:
+    """The memory after a look.
 
     Data that is missing, stale or contradicts itself teaches nothing.
     """
     if diagnosis.kind is DiagnosisKind.UNKNOWN or observation.blocking():
-        return state, None
+        return state
     state = _with_sample(settings, observation, state, now)
     calm = diagnosis.kind not in _NOT_CALM and state.watch is None
     in_force = InForce(state.cap, _dtype(runtime), calm)
@@ -36,7 +36,7 @@ def learn(
     if shift is not None:
         # Windows of another load are nothing to compare with.
         update |= {"samples": (), "due": None, "restoring": shift.known, "storms": 0}
-    return state.model_copy(update=update), shift
+    return state.model_copy(update=update)
 
 
 def forget_windows(state: TunerState) -> TunerState:

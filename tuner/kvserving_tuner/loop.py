@@ -75,13 +75,13 @@ def decide(
         state = adopt(state, knobs.common, now)
     proposal = _propose(settings, observation, diagnosis, knobs, state, now)
     if settings.mode is not Mode.OFF:
-        state, shift = learn(settings, observation, runtime, diagnosis, state, now)
+        state = learn(settings, observation, runtime, diagnosis, state, now)
         situation = Situation(
             settings, observation.engines, tuple(runtime), diagnosis,
             knobs.common if isinstance(knobs, Knobs) else None,
             proposal.reason, proposal.message, state, now,
         )  # fmt: skip
-        proposal, state = take_step(situation, knobs, proposal, shift)
+        proposal, state = take_step(situation, knobs, proposal)
     action, proposal, state = _act(settings, diagnosis, proposal, state, identity, now)
     decision = Decision(
         id=identity,

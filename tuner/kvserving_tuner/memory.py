@@ -32,7 +32,7 @@ def adopt(state: TunerState, cap: int | None, now: float) -> TunerState:
     if cap is None or cap == state.cap:
         return state
     if state.cap is None:
-        return state.model_copy(update={"cap": cap, "start_cap": cap})
+        return state.model_copy(update={"cap": cap})
     return state.model_copy(update={"cap": cap, "last_change_at": now, "agreeing_count": 0})
 
 

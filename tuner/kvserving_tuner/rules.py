@@ -86,6 +86,7 @@ class LadderRules(_Frozen):
     """When a rung is due."""
 
     strategy: Strategy = Strategy.MODEL
+    """Forecasts, which tell a change that is worth it from one that only could be made."""
     least_gain_live: float = Field(default=0.05, ge=0)
     """Gain that a live change must be likely to exceed (its forecast's low end). This and the next
     two are the thresholds of the tuning reference, C.5."""

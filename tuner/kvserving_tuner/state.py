@@ -59,10 +59,9 @@ class TunerState(_Frozen):
     agreeing_at: float | None = None
     """Time of the newest sample counted, so that one observation is not counted twice."""
     recommendation: Recommendation | None = None
-    start_cap: int | None = None
-    """The cap that was in effect when the tuner first looked: the way back."""
     start_kv_cache_dtype: str | None = None
-    """The same of the KV cache's format."""
+    """The KV cache's format when the tuner first looked, or that a person set since: the way back.
+    """
     set_kv_cache_dtype: str | None = None
     """The format that the tuner set last: any other that appears is somebody's wish."""
     due: Due | None = None

@@ -6,7 +6,6 @@ change back that is due.
 
 from dataclasses import replace
 
-from kvserving_tuner import caps
 from kvserving_tuner.decision import (
     Case,
     Change,
@@ -21,12 +20,12 @@ from kvserving_tuner.ladder.climb import Climb, Step, climb, passed_before
 from kvserving_tuner.ladder.forecast import growth, more_sequences
 from kvserving_tuner.ladder.situation import Situation
 from kvserving_tuner.proposal import Knobs, Proposal
-from kvserving_tuner.readings import Unknown
-from kvserving_tuner.regimes.loads import Shift, alternates, current, robust_cap
 from kvserving_tuner.remembered import Due, Judged, Tried, failed
+from kvserving_tuner.returning import restored_cap, restored_format, unfit_format
 from kvserving_tuner.rules import Ability
 from kvserving_tuner.settings import Mode
 from kvserving_tuner.state import TunerState
+from kvserving_tuner.verdicts import with_verdict
 from kvserving_tuner.watching import Finding, look
 
 LOOKED_AT = frozenset(
@@ -45,31 +44,32 @@ LOOKED_AT = frozenset(
 )
 """Reasons to leave the cap alone after which the ladder is looked at. The others say that the data
 or the last change have yet to settle."""
-MOST_TRIED = 64
-"""Verdicts that are kept."""
 _CALM_CHANGES = frozenset({Reason.SEQUENCES_WAIT_KV_FREE, Reason.REGIME_REMEMBERED})
 
 
 def take_step(
-    situation: Situation, knobs: Knobs | Proposal, proposal: Proposal, shift: Shift | None
+    situation: Situation, knobs: Knobs | Proposal, proposal: Proposal
 ) -> tuple[Proposal, TunerState]:
     """What is done in the end, and the memory of how it was decided."""
     state = situation.state
     if situation.diagnosis.kind is DiagnosisKind.PREEMPTION_STORM and proposal.change is not None:
         return _of_the_cap(situation, proposal), state
-    answer, state = _watched(situation, shift)
+    answer, state = _watched(situation)
     if answer is not None:
         return answer, state
     if situation.diagnosis.kind is DiagnosisKind.UNKNOWN:
         # Nothing but a way back rests on data that is missing, stale or contradicts itself.
         return proposal, state
     situation = replace(situation, state=state)
-    answer = _unfit_format(situation)
+    answer = unfit_format(situation)
     if answer is not None:
         return answer, state
-    answer, state = _restored(situation, knobs, proposal)
+    answer = restored_format(situation)
     if answer is not None:
         return answer, state
+    answer, state = restored_cap(situation, knobs, proposal)
+    if answer is not None:
+        return _of_the_cap(situation, answer), state
     situation = replace(situation, state=state)
     if proposal.change is not None:
         return _calm_change(situation, proposal), state
@@ -113,7 +113,7 @@ def _calm_change(situation: Situation, proposal: Proposal) -> Proposal:
     return _of_the_cap(situation, proposal)
 
 
-def _watched(situation: Situation, shift: Shift | None) -> tuple[Proposal | None, TunerState]:
+def _watched(situation: Situation) -> tuple[Proposal | None, TunerState]:
     """The end of a watched change, if it has come."""
     state, now = situation.state, situation.now
     watch, guardrails = state.watch, situation.settings.guardrails
@@ -122,8 +122,9 @@ def _watched(situation: Situation, shift: Shift | None) -> tuple[Proposal | None
     if watch.knob is Knob.KV_CACHE_DTYPE and situation.dtype not in (watch.to_value, None):
         # Somebody else has set another format meanwhile: theirs is the new baseline.
         return None, state.model_copy(update={"watch": None})
-    if shift is not None:
-        message = f"the load became {shift.after} while {watch.to_value} was watched"
+    load = state.loads.current
+    if watch.regime and load != watch.regime:
+        message = f"the load became {load} while {watch.to_value} was watched"
         return _taken_back(state, Reason.LOAD_CHANGED, message), state
     seen = look(watch, guardrails, situation.settings.slo, now)
     match seen.finding:
@@ -152,63 +153,6 @@ def _taken_back(state: TunerState, reason: Reason, message: str) -> Proposal:
             why = f"{message}; {watch.from_value} had failed before: {before.message}"
     change = Change(watch.knob, watch.to_value, to)
     return Proposal(change, reason, f"{watch.knob} goes back from {watch.to_value} to {to}: {why}")
-
-
-def _unfit_format(situation: Situation) -> Proposal | None:
-    """The way back from a format that failed under the load that is back."""
-    state, dtype = situation.state, situation.dtype
-    start = state.start_kv_cache_dtype
-    # What a trial put in force is its policy's to take back.
-    if dtype is None or start in (None, dtype) or state.set_kv_cache_dtype != dtype:
-        return None
-    tried = failed(state.tried, Knob.KV_CACHE_DTYPE, dtype, {state.loads.current}, situation.now)
-    if tried is None:
-        return None
-    message = f"{dtype} failed under {state.loads.current}: {tried.message}"
-    return Proposal(
-        Change(Knob.KV_CACHE_DTYPE, dtype, start), Reason.FALLBACK, f"back to {start}: {message}"
-    )
-
-
-def _restored(
-    situation: Situation, knobs: Knobs | Proposal, proposal: Proposal
-) -> tuple[Proposal | None, TunerState]:
-    """The cap of a load that was seen before, or the one that suits loads that alternate."""
-    state, settings, now = situation.state, situation.settings, situation.now
-    if isinstance(knobs, Proposal) or knobs.common is None:
-        return None, state
-    changing = alternates(state.loads, settings.regimes, now)
-    here = current(state.loads)
-    robust = robust_cap(state.loads, now) if changing else None
-    cap = knobs.common
-    if robust is not None and proposal.reason is Reason.SEQUENCES_WAIT_KV_FREE and cap >= robust:
-        message = f"loads alternate, and {robust} is the cap that suits all of the last hour"
-        return Proposal(None, Reason.REGIME_REMEMBERED, message, proposal.numbers), state
-    if not state.restoring:
-        return None, state
-    done = state.model_copy(update={"restoring": False})
-    wanted = robust if changing else here.cap if here is not None else None
-    if wanted is None or knobs.clamp(wanted) == cap:
-        return None, done
-    since = state.last_change_at
-    if since is not None and now - since < settings.cooldowns.live_seconds:
-        return None, state
-    to = knobs.clamp(wanted)
-    if to > cap:
-        to, predicted = caps.largest_that_fits(situation.engines, cap, to, settings)
-        if isinstance(predicted, Unknown) or to <= cap:
-            return None, done
-    held = change_budget(settings, state, now)
-    if held is not None:
-        return Proposal(None, held.reason, held.message), done
-    name = state.loads.current
-    message = (
-        f"loads alternate: the cap goes from {cap} to {to}, which suits all of the last hour"
-        if changing
-        else f"{name} is back: the cap goes from {cap} to {to}, which served it last"
-    )
-    change = Proposal(Change(Knob.MAX_ACTIVE_SEQS, cap, to), Reason.REGIME_REMEMBERED, message)
-    return _of_the_cap(situation, change), done
 
 
 def _ladder(situation: Situation, proposal: Proposal) -> tuple[Proposal, TunerState]:
@@ -281,27 +225,3 @@ def _without_old_advice(situation: Situation, found: Climb) -> TunerState:
     if supported or state.agreeing_count < situation.settings.cap.confirmations:
         return state
     return state.model_copy(update={"recommendation": None})
-
-
-def with_verdict(state: TunerState, tried: Tried) -> TunerState:
-    """The memory after a change was judged: by a trial, by watching it, or by the engine."""
-    kept = [
-        each
-        for each in state.tried
-        if (each.knob, each.value, each.regime) != (tried.knob, tried.value, tried.regime)
-        and tried.at < each.until
-    ]
-    rollbacks = {Judged.PASSED: 0, Judged.ROLLED_BACK: state.rollbacks + 1}
-    asked = state.asked
-    if asked is not None and (asked.knob, asked.value) == (tried.knob, tried.value):
-        asked = None
-    return state.model_copy(
-        update={
-            "tried": (*kept, tried)[-MOST_TRIED:],
-            "asked": asked,
-            # What was not made has cost nobody anything.
-            "rollbacks": rollbacks.get(tried.judged, state.rollbacks),
-            "last_step_at": state.last_step_at if tried.judged is Judged.FAILED else tried.at,
-            "due": None,
-        }
-    )
