@@ -22,7 +22,7 @@ from kvserving_tuner.ladder.service import next_capture_size
 from kvserving_tuner.ladder.situation import Situation
 from kvserving_tuner.observation import Window
 from kvserving_tuner.readings import Known
-from kvserving_tuner.remembered import Judged, Tried
+from kvserving_tuner.remembered import Fingerprint, Judged, Loads, Regime, Tried
 from kvserving_tuner.rules import Ability, LadderRules, Strategy
 from kvserving_tuner.runtime_client import RuntimeState
 from kvserving_tuner.settings import Mode, Slo, TuningSettings
@@ -326,6 +326,8 @@ def test_capture_sizes_are_those_of_vllm() -> None:
 
 def test_the_hosts_memory_is_for_reuse_that_is_lost() -> None:
     assert isinstance(considered(RungName.OFFLOAD, situation()), str)
+    unknown = situation(DiagnosisKind.PREFIX_THRASH, window(running=8, prefix=(5000, 500)))
+    assert "is not known" in str(considered(RungName.OFFLOAD, unknown))
 
 
 def test_sizes_of_formats_are_those_of_their_records() -> None:
@@ -416,3 +418,15 @@ def test_the_case_tells_what_a_start_takes() -> None:
 def test_lengths_of_prompts_do_not_matter_to_the_ladder_when_unknown() -> None:
     full = window(running=8, waiting=20, usage=0.95, prompts=lengths(200))
     assert "mean prompt of 200 tokens" in candidate(RungName.EVICTION, situation(full=full)).message
+
+
+def test_the_hosts_memory_is_recommended_where_reuse_is_lost() -> None:
+    load = Fingerprint(rate=1, prompt_tokens=100, answer_tokens=100, hit_ratio=0.6)
+    here = Regime(name="load-1", load=load, windows=9, seen_at=NOW)
+    state = TunerState(loads=Loads(regimes=(here,), current="load-1"))
+    full = window(running=8, usage=0.9, prefix=(5000, 500), tokens=5000)
+    found = candidate(RungName.OFFLOAD, situation(DiagnosisKind.PREFIX_THRASH, full, state=state))
+    assert found.advice
+    assert found.forecast is not None
+    # Half of the prompt tokens, which are half of all tokens.
+    assert found.forecast.high == pytest.approx(0.25 / 0.75)
