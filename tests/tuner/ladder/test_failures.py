@@ -189,7 +189,7 @@ def watched(at: float) -> Watch:
     )  # fmt: skip
     return Watch(
         rung="EightBitCache", knob=Knob.KV_CACHE_DTYPE, from_value="bfloat16",
-        to_value="fp8_e4m3", at=at, regime="load-1", before=(sample,) * 2,
+        to_value="fp8_e4m3", at=at, regime="", before=(sample,) * 2,
     )  # fmt: skip
 
 
