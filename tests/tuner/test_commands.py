@@ -285,7 +285,7 @@ def test_tune_names_a_variable_that_is_not_set(capsys: pytest.CaptureFixture[str
 
 
 async def test_a_rollback_that_an_engine_refuses_is_tried_again_and_nothing_else_happens() -> None:
-    world = World({"a": engine(requests(rate=1.5, seconds=300))})
+    world = World({"a": engine(requests(rate=0.1, seconds=300))})
     sample = Sample(
         at=0, goodput=1, missed=None, tokens_per_second=1e9, waiting=1, running=8,
         preemptions_per_second=0, finished=60,

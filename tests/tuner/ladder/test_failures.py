@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvserving_tuner.decision import Action, Decision, DiagnosisKind, Knob, Reason
+from kvserving_tuner.decision import Action, Decision, DiagnosisKind, Knob, Reason, RungName
 from kvserving_tuner.loop import decide
 from kvserving_tuner.remembered import Sample, Watch
 from kvserving_tuner.rules import Ability, Guardrails, LadderRules
@@ -188,7 +188,7 @@ def watched(at: float) -> Watch:
         preemptions_per_second=0, finished=60,
     )  # fmt: skip
     return Watch(
-        rung="EightBitCache", knob=Knob.KV_CACHE_DTYPE, from_value="bfloat16",
+        rung=RungName.EIGHT_BIT_CACHE, knob=Knob.KV_CACHE_DTYPE, from_value="bfloat16",
         to_value="fp8_e4m3", at=at, regime="", before=(sample,) * 2,
     )  # fmt: skip
 
