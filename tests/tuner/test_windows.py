@@ -324,8 +324,8 @@ def test_arrivals_are_those_that_ended_and_those_that_are_there(
 
 
 def test_how_long_an_engine_was_away_is_seen_at_its_restart() -> None:
+    assert filled(counted(0, 5), counted(5, 9)).away_seconds is None
     history = filled(counted(0, 5), counted(5, 9))
-    assert history.away_seconds is None
     history.add(counted(80, 1), 80)
     assert history.away_seconds == 75
     history.add(counted(85, 2, settings=["other"]), 85)
