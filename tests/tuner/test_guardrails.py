@@ -199,6 +199,23 @@ def test_harm_is_a_loss_beyond_noise_while_there_is_something_to_serve(
     assert look(watch(before, after), Guardrails(), slo, NOW + 600).finding is finding
 
 
+@pytest.mark.parametrize(
+    ("after", "finding"),
+    [
+        (sample(missed=0.4), Finding.HARMFUL),
+        (sample(missed=0.2), Finding.PASSED),
+        (sample(missed=0.4, goodput=1.2), Finding.PASSED),
+        (sample(missed=0.5), Finding.HARMFUL),
+    ],
+)
+def test_a_step_of_the_token_budget_has_to_gain_something(after: Sample, finding: Finding) -> None:
+    seen = watch([sample(missed=0.4)] * 5, [after] * 5)
+    seen = seen.model_copy(
+        update={"knob": Knob.MAX_SCHEDULED_TOKENS, "from_value": 512, "to_value": 409}
+    )
+    assert look(seen, Guardrails(), TARGETS, NOW + 600).finding is finding
+
+
 def test_what_cannot_be_judged_in_time_is_not_kept() -> None:
     rules = Guardrails()
     assert look(watch([sample()] * 5, []), rules, Slo(), NOW + 1800).finding is Finding.GOES_ON

@@ -1,7 +1,8 @@
 """What became of a change that the tuner made by itself: windows after it against those before.
 
 It is the judge of changes that no trial judges, on engines that have no other arm: it looks for
-harm. A loss counts only beyond its noise, and only while there was something to serve.
+harm. A loss counts only beyond its noise, and only while there was something to serve. The token
+budget, which moves in many small steps, has to gain something too.
 """
 
 import math
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kvserving_tuner.decision import Knob
 from kvserving_tuner.remembered import Sample, Watch
 from kvserving_tuner.rules import Guardrails
 from kvserving_tuner.settings import Slo
@@ -61,7 +63,18 @@ def look(watch: Watch, rules: Guardrails, slo: Slo, now: float) -> Watched:
         )
     if any(each.waiting > 0 for each in after) and _serves_less(before, after, slo, rules):
         return Watched(Finding.HARMFUL, _loss_in_words(before, after, slo))
-    return Watched(Finding.PASSED, _loss_in_words(before, after, slo))
+    words = _loss_in_words(before, after, slo)
+    if watch.knob is Knob.MAX_SCHEDULED_TOKENS and not _gained(before, after):
+        # Many steps that each cost a little would add up.
+        return Watched(Finding.HARMFUL, f"nothing that shows was gained: {words}")
+    return Watched(Finding.PASSED, words)
+
+
+def _gained(before: Sequence[Sample], after: Sequence[Sample]) -> bool:
+    """Whether more is served within the targets, or fewer requests miss them, beyond noise."""
+    missed = [[each.missed or 0.0 for each in part] for part in (before, after)]
+    goodput = [[each.goodput for each in part] for part in (after, before)]
+    return _difference(*missed).beyond(0.0) or _difference(*goodput).beyond(0.0)
 
 
 def _serves_less(

@@ -22,7 +22,7 @@ PREEMPTIONS_SAVED: Final = 0.84
 """Share of the preemptions that a watermark of 5 % saved: 1,065 to 187 (vllm#44594)."""
 LEAST_WON: Final = 0.25
 """Part of the requests beyond a target that a step of the token budget wins, at least; all, at
-most. No measurement stands behind it: a step is taken back where it wins none."""
+most. No measurement stands behind it: a step that wins none is taken back (`watching`)."""
 
 
 def consider_configuration(situation: Situation) -> Candidate | str:
