@@ -8,6 +8,7 @@ from kvserving_tuner.decision import Action, Knob, Reason, RungName
 from kvserving_tuner.remembered import Judged
 from kvserving_tuner.rules import Ability, LadderRules, Strategy
 from kvserving_tuner.settings import Mode, Slo, TuningSettings
+from kvserving_tuner.simulator.outcome import outcome
 from kvserving_tuner.simulator.steptimes import StepTicks, StepTimes
 from tunerkit.simulated import FORMATS, TIMES, Run, engine, requests, run
 
@@ -48,6 +49,17 @@ def test_a_cache_that_binds_ends_with_fewer_bits_and_more_is_served(strategy: St
     assert [each.rung for each in first.passed_over] == list(RungName)[:5]
     assert found.state.start_kv_cache_dtype == "bfloat16"
     assert any(each.judged is Judged.PASSED for each in found.state.tried)
+
+
+def test_more_requests_are_answered_within_their_targets() -> None:
+    slo = Slo(ttft_ms=5000, tpot_ms=200)
+    load = requests(rate=0.8, seconds=HOUR)
+    tuned, left = engine(load), engine(load)
+    run(tuned, ABLE.model_copy(update={"slo": slo})).go(HOUR)
+    run(left, TuningSettings(mode=Mode.OFF)).go(HOUR, step=15.0)
+    assert tuned.dtype == "fp8_e4m3"
+    good = [outcome(each, []).goodput(5.0, 0.2) for each in (tuned, left)]
+    assert good[0] > 1.4 * good[1]
 
 
 def test_without_an_allowed_format_the_cap_alone_relieves_it() -> None:
