@@ -33,7 +33,7 @@ class Sight:
         sight = replace(self, observation=observation, cap=cap, cap_since=since)
         decision = status.get("lastDecision") or {}
         words = f"{decision.get('action', '')}: {decision.get('message', '')}"
-        return sight.told(words) if decision.get("action") in ("Change", "Recommend") else sight
+        return sight if decision.get("action") in (None, "Hold") else sight.told(words)
 
     def told(self, words: str) -> "Sight":
         """Add a line to the log, once: a decision stands in the status until the next one."""

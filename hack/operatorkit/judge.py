@@ -12,6 +12,7 @@ from kvserving_tuner.decision import (
     Reason,
 )
 from kvserving_tuner.observation import Observation
+from kvserving_tuner.remembered import Judged, Tried
 from kvserving_tuner.runtime_client import RuntimeState
 from kvserving_tuner.settings import TuningSettings
 from kvserving_tuner.state import Recommendation, TunerState
@@ -22,6 +23,7 @@ class ScriptedJudge:
 
     def __init__(self) -> None:
         self.next_cap: int | None = None
+        self.next_dtype: str | None = None
         self.hold_reason = Reason.HEALTHY
         self.diagnosis = DiagnosisKind.HEALTHY
         self.calls: list[tuple[TuningSettings, Sequence[RuntimeState], TunerState]] = []
@@ -37,6 +39,8 @@ class ScriptedJudge:
         """Change to the next cap once, or hold; in mode Recommend only recommend."""
         self.calls.append((settings, runtime, state))
         identity = f"d-{now:.0f}"
+        if self.next_dtype is not None:
+            return self._trial(identity, state, now)
         if self.next_cap is None:
             return self._decision(identity, now, Action.HOLD, None, self.hold_reason), state
         cap, self.next_cap = self.next_cap, None
@@ -57,6 +61,17 @@ class ScriptedJudge:
             return decision, state.model_copy(update={"recommendation": standing})
         decision = self._decision(identity, now, Action.CHANGE, change, reason)
         return decision, state.model_copy(update={"cap": cap, "last_change_at": now})
+
+    def _trial(self, identity: str, state: TunerState, now: float) -> tuple[Decision, TunerState]:
+        """Ask for a trial of the next format once."""
+        dtype, self.next_dtype = self.next_dtype or "", None
+        change = Change(Knob.KV_CACHE_DTYPE, "bfloat16", dtype)
+        decision = self._decision(identity, now, Action.TRIAL, change, Reason.KV_BINDS)
+        asked = Tried(
+            knob=change.knob, value=dtype, regime="load-1", judged=Judged.FAILED, at=now,
+            until=now + 86_400,
+        )  # fmt: skip
+        return decision, state.model_copy(update={"asked": asked})
 
     def _decision(
         self, identity: str, now: float, action: Action, change: Change | None, reason: Reason

@@ -54,6 +54,11 @@ def window(
     answers: Histogram | Unknown = NOT_MEASURED,
     running_last: float | None = None,
     failed: float | None = 0,
+    iterations: float | None = None,
+    arrived: float | None = None,
+    ttft: Histogram | Unknown = NOT_MEASURED,
+    prompt_tokens: float = 0,
+    prefix: tuple[float, float] = (0, 0),
 ) -> Window:
     """A window that ends at `end`."""
 
@@ -69,11 +74,11 @@ def window(
         kv_usage=gauge(usage, usage_max),
         preemptions=known(preemptions),
         generation_tokens=known(tokens),
-        prompt_tokens=known(0),
+        prompt_tokens=known(prompt_tokens),
         finished=known(finished),
-        prefix_queries=known(0),
-        prefix_hits=known(0),
-        ttft=NOT_MEASURED,
+        prefix_queries=known(prefix[0]),
+        prefix_hits=known(prefix[1]),
+        ttft=ttft,
         tpot=tpot,
         prompt_lengths=prompts,
         answer_lengths=answers,
@@ -81,6 +86,9 @@ def window(
         generation_slowdown=known(slowdown),
         ended=known(finished),
         failed=known(failed),
+        iterations=known(iterations),
+        arrived=known(finished if arrived is None else arrived),
+        arrival_dispersion=known(1.0),
     )
 
 

@@ -63,7 +63,7 @@ class World:
         decision, self.state = decide(self.settings, observation, runtime, stored, self.now)
         if decision.action is Action.CHANGE and decision.change is not None:
             for engine in self.engines.values():
-                engine.cap = decision.change.to_value
+                engine.cap = int(decision.change.to_value)
         self.decisions.append(decision)
         self.observations.append(observation)
 

@@ -41,6 +41,7 @@ from kvserving_operator.switching import Switcher
 from kvserving_operator.traffic.router import Router, Sleep
 from kvserving_operator.trials.asking import Asking
 from kvserving_operator.trials.audit import trial_line
+from kvserving_operator.trials.learning import learned
 from kvserving_operator.trials.probing import Probing
 from kvserving_operator.trials.report import events
 from kvserving_operator.trials.runner import TrialRunner, read_policy
@@ -200,6 +201,10 @@ class Controller:
         policy = await read_policy(self._cluster, serving)
         steady = step.phase is not Phase.ROLLING
         trial = await self._fleet.try_changes(session, ref, serving, pods, turn, policy, steady)
+        taught = learned(serving.spec, session.memory.tuner, trial, self._clock())
+        if taught != session.memory.tuner:
+            memory = session.memory.model_copy(update={"tuner": taught})
+            await self._executor.remember(session, ref, memory)
         # Before, so that pods are out of the others' arm when they take a change, and out of both
         # when they give it up; and after, as what they have taken decides about their share.
         traffic, said = await self._fleet.steer(session, ref, serving, pods, turn, policy)

@@ -26,9 +26,17 @@ from kvserving_tuner.state import TunerState
 REVISIONS_KEY = "revisions.json"
 TUNING_KEY = "tuning.json"
 
-PASSING_FIELDS = frozenset({"agreeing", "agreeing_count", "agreeing_at"})
-"""Parts of the tuner's state that every observation moves and a minute rebuilds: not worth a write.
-"""
+PASSING_FIELDS: Any = {
+    **dict.fromkeys(
+        ("agreeing", "agreeing_count", "agreeing_at", "due", "samples", "account"), True
+    ),
+    "loads": {
+        **dict.fromkeys(("drifts", "gathered", "gathered_windows", "fed_at"), True),
+        "regimes": {"__all__": {"load", "windows", "seen_at"}},
+    },
+}
+"""Parts of the tuner's state that every observation or window moves, and that are rebuilt in
+minutes: not worth a write."""
 
 
 class Memory(BaseModel):
@@ -49,7 +57,7 @@ class Memory(BaseModel):
         """Whether it differs from what is stored in more than passing fields."""
 
         def lasting(memory: Memory) -> Any:
-            tuner = memory.tuner.model_dump(exclude=set(PASSING_FIELDS))
+            tuner = memory.tuner.model_dump(exclude=PASSING_FIELDS)
             refusals, trials = memory.refusals, memory.trials.lasting()
             traffic = memory.traffic.lasting()
             return memory.revisions, tuner, dict(memory.basis), refusals, trials, traffic

@@ -21,6 +21,7 @@ audit = logging.getLogger("kvserving.audit")
 _EVENT_REASON = {
     TunerAction.CHANGE: Reason.SETTING_CHANGED,
     TunerAction.RECOMMEND: Reason.RECOMMENDED,
+    TunerAction.TRIAL: Reason.DECIDED,
     TunerAction.HOLD: Reason.DECIDED,
 }
 

@@ -16,6 +16,7 @@ from kvserving_operator.api.v1alpha1 import (
     TuningMode,
 )
 from kvserving_operator.facts import Facts
+from kvserving_operator.promoted import KNOB
 from kvserving_operator.tuning import Turn
 from kvserving_tuner.decision import Action, Decision, Reason
 from kvserving_tuner.runtime_client import RuntimeState
@@ -32,6 +33,8 @@ SETTLING = frozenset(
         Reason.CONFIRMING,
         Reason.COOLDOWN,
         Reason.RECOMMENDATION_STANDS,
+        Reason.TRIAL_STANDS,
+        Reason.WATCHING,
     }
 )
 """Reasons to hold that merely follow from the decision before: that one stays on show."""
@@ -109,7 +112,10 @@ def last_decision(turn: Turn, previous: DecisionStatus | None) -> DecisionStatus
 def recommendation(state: TunerState, mode: TuningMode) -> Recommendation | None:
     """Change that the tuner would make."""
     standing = state.recommendation
-    if standing is None or mode is not TuningMode.RECOMMEND:
+    if standing is None or mode is TuningMode.OFF:
+        return None
+    # In mode Auto the cap is changed, and only what nobody here can do is recommended.
+    if mode is TuningMode.AUTO and standing.knob == KNOB.value:
         return None
     return Recommendation(
         id=standing.id[:63],
@@ -117,7 +123,7 @@ def recommendation(state: TunerState, mode: TuningMode) -> Recommendation | None
         knob=standing.knob,
         from_value=str(standing.from_value),
         to_value=str(standing.to_value),
-        cost_class=CostClass.LIVE,
+        cost_class=CostClass(standing.cost.value),
         reason=standing.reason,
         message=standing.message[:TEXT_LIMIT],
     )

@@ -26,10 +26,11 @@ from kvserving_operator.promoted import KNOB, basis_of, behind, cap_of, promote,
 from kvserving_operator.targets import target_of
 from kvserving_tuner.actuators.base import Applied
 from kvserving_tuner.actuators.runtime_api import RuntimeActuator
-from kvserving_tuner.decision import Action, Change, Decision
+from kvserving_tuner.decision import Action, Change, Decision, Knob
 from kvserving_tuner.errors import NoRuntimeAPI, Rejected, RuntimeAPIError
 from kvserving_tuner.loop import decide
 from kvserving_tuner.observation import Observation
+from kvserving_tuner.rules import Ability
 from kvserving_tuner.runtime_client import RuntimeClient, RuntimeState
 from kvserving_tuner.settings import Bounds, Cooldowns, Mode, Slo, TuningSettings
 from kvserving_tuner.sources.base import EngineTarget, Source
@@ -104,9 +105,14 @@ def tuning_settings(spec: KVServingSpec) -> TuningSettings:
     bounds = None
     if knob is not None:
         bounds = Bounds(minimum=knob.minimum or 1, maximum=knob.maximum)
+    # Nothing but a trial says what a format costs, and nothing but a policy how to run one.
+    able = Ability.TRIAL if spec.rollback_policy_ref else Ability.RECOMMEND
+    formats = tuple(dtype.value for dtype in spec.tuning.allowed_dtypes or ())
     return TuningSettings(
         mode=Mode(spec.tuning.mode.value),
         max_active_seqs=bounds,
+        abilities={Knob.KV_CACHE_DTYPE: able} if formats else {},
+        allowed_dtypes=formats,
         slo=slo_of(spec),
         cooldowns=Cooldowns(
             live_seconds=spec.tuning.cooldown.live_seconds,

@@ -86,7 +86,8 @@ def engine(
             (
                 "preemptions", "generation_tokens", "prompt_tokens", "finished", "prefix_queries",
                 "prefix_hits", "ttft", "tpot", "prompt_lengths", "answer_lengths",
-                "unexplained_departures", "generation_slowdown", "ended", "failed",
+                "unexplained_departures", "generation_slowdown", "ended", "failed", "iterations",
+                "arrived", "arrival_dispersion",
             ),
             UNKNOWN,
         ),

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from kvserving_operator.kinds import Kind
+from kvserving_tuner.remembered import Judged
 from kvserving_tuner.trials.plan import Gain
 from operatorkit.specs import engine_spec
 from operatorkit.trials import (
@@ -483,3 +484,39 @@ async def test_engines_that_count_no_failures_are_told_of(world: World) -> None:
     (told,) = [each for each in only_trial(world)["evidence"] if each["name"] == "Errors"]
     assert ("LeftOut", "NotCounted") == (told["outcome"], told["reason"])
     assert "http_requests_total" in only_trial(world)["message"]
+
+
+async def test_a_format_that_the_tuner_wants_is_tried_and_the_verdict_is_learned(
+    world: World,
+) -> None:
+    await ready(world)
+    world.judge.next_dtype = "int2"
+    await serve(world, 1)
+    ((name, trial),) = trials(world).items()
+    assert name.startswith("chat-")
+    assert ("Tuner", {"kvCacheDtype": "int2"}) == (
+        trial["spec"]["requestedBy"],
+        trial["spec"]["change"],
+    )
+    decision = world.status["lastDecision"]
+    assert ("Trial", "KVCacheDtype", "int2") == tuple(
+        decision[key] for key in ("action", "knob", "toValue")
+    )
+    await serve(world, 40)
+    assert "RolledBack" == only_trial(world)["verdict"]
+    assert ["bfloat16", "bfloat16"] == dtypes(world)
+    state = world.judge.calls[-1][2]
+    assert state.asked is None
+    assert [("int2", Judged.ROLLED_BACK, "load-1")] == [
+        (each.value, each.judged, each.regime) for each in state.tried
+    ]
+    # The spec was never asked for anything else.
+    assert "False" == world.condition("RolledBack")["status"]
+
+
+async def test_without_a_policy_the_tuner_gets_no_trial(world: World) -> None:
+    world.put(replicas=2)
+    await world.settle()
+    world.judge.next_dtype = "int8"
+    await serve(world, 3)
+    assert {} == trials(world)

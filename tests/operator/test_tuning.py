@@ -7,10 +7,14 @@ import httpx
 import pytest
 
 from kvserving_operator.kinds import Kind
+from kvserving_operator.memory import Memory
 from kvserving_operator.render.names import SETTINGS_GATE
 from kvserving_operator.tuning import tuning_settings
-from kvserving_tuner.decision import DiagnosisKind, Reason
+from kvserving_tuner.decision import DiagnosisKind, Knob, Reason, RungName
+from kvserving_tuner.remembered import Account, Drift, Due, Fingerprint, Loads, Regime, Sample
+from kvserving_tuner.rules import Ability
 from kvserving_tuner.settings import Bounds, Mode
+from kvserving_tuner.state import TunerState
 from operatorkit.specs import NAME, NAMESPACE, engine_spec, spec_of
 from operatorkit.world import World
 
@@ -283,3 +287,32 @@ def test_the_tuner_gets_the_users_bounds() -> None:
     assert Bounds(minimum=2, maximum=8) == settings.max_active_seqs
     assert 30 == settings.cooldowns.live_seconds
     assert (900, 80, 90) == (settings.slo.ttft_ms, settings.slo.tpot_ms, settings.slo.percentile)
+
+
+def test_formats_are_tried_under_a_policy_and_recommended_without_one() -> None:
+    plain = tuning_settings(spec_of(tuning={"allowedDtypes": ["int8"]}))
+    assert ("int8",) == plain.allowed_dtypes
+    assert Ability.RECOMMEND is plain.ability(Knob.KV_CACHE_DTYPE)
+    under = tuning_settings(
+        spec_of(tuning={"allowedDtypes": ["int8"]}, rollbackPolicyRef={"name": "policy"})
+    )
+    assert Ability.TRIAL is under.ability(Knob.KV_CACHE_DTYPE)
+    assert tuning_settings(spec_of()).ability(Knob.KV_CACHE_DTYPE) is None
+
+
+def test_what_each_window_moves_is_not_worth_a_write() -> None:
+    sample = Sample(
+        at=1, goodput=1, missed=None, tokens_per_second=1, waiting=0, running=1,
+        preemptions_per_second=0, finished=1,
+    )  # fmt: skip
+    load = Fingerprint(rate=1, prompt_tokens=1, answer_tokens=1)
+    regime = Regime(name="load-1", load=load, windows=3, seen_at=1)
+    before = Memory(tuner=TunerState(loads=Loads(regimes=(regime,), current="load-1")))
+    later = regime.model_copy(update={"seen_at": 61.0, "windows": 4})
+    loads = Loads(regimes=(later,), current="load-1", fed_at=61.0, drifts=(Drift(count=1),))
+    due = Due(rung=RungName.EIGHT_BIT_CACHE, value="int8", since=1, last=6)
+    moved = TunerState(loads=loads, samples=(sample,), due=due, account=Account(requests=9))
+    assert not before.model_copy(update={"tuner": moved}).worth_storing(before)
+    kept = later.model_copy(update={"cap": 7})
+    learned = moved.model_copy(update={"loads": loads.model_copy(update={"regimes": (kept,)})})
+    assert before.model_copy(update={"tuner": learned}).worth_storing(before)

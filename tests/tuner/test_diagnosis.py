@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvserving_tuner.decision import DiagnosisKind, Reason
-from kvserving_tuner.diagnosis import cap_reached, diagnose_engine
+from kvserving_tuner.diagnosis import Usual, cap_reached, diagnose_engine
 from kvserving_tuner.observation import EpochReason, GaugeWindow, Window
 from kvserving_tuner.readings import Unknown
 from kvserving_tuner.settings import Thresholds
@@ -28,7 +28,8 @@ UNKNOWN = DiagnosisKind.UNKNOWN
         (window(running=8, waiting=0, usage=0.99), 8, HEALTHY),
         (window(running=8, waiting=5, usage=0.5), 8, CAP),
         (window(running=8, waiting=5, usage=0.87), 8, HEALTHY),
-        (window(running=4, waiting=5, usage=0.5), 8, HEALTHY),
+        # Neither the cap nor the cache is full: those that wait do so for the device.
+        (window(running=4, waiting=5, usage=0.5), 8, DiagnosisKind.COMPUTE_BOUND),
         (window(running=8, waiting=5, usage=0.5), None, HEALTHY),
         (window(running=8, waiting=5, usage=0.93), 8, PRESSURE),
         (window(running=8, waiting=5, usage=0.8, usage_max=0.95), 8, PRESSURE),
@@ -162,4 +163,45 @@ def test_whether_the_cap_is_reached(running: GaugeWindow, cap: int, reached: boo
 def test_the_cap_counts_per_rank() -> None:
     two_ranks = engine(window(running=16, waiting=5, usage=0.5), ranks=2)
     assert diagnose_engine(two_ranks, 8, LIMITS).kind is CAP
-    assert diagnose_engine(two_ranks, 16, LIMITS).kind is HEALTHY
+    assert diagnose_engine(two_ranks, 16, LIMITS).kind is DiagnosisKind.COMPUTE_BOUND
+
+
+@pytest.mark.parametrize(
+    ("iterations", "prompt_tokens", "hits", "kind"),
+    [
+        # 5,000 generated and 5,000 computed tokens, of 512 a step.
+        (20, 5000, 0, DiagnosisKind.TOKEN_BUDGET),
+        (30, 5000, 0, HEALTHY),
+        # What the prefix cache had was not computed.
+        (20, 5000, 4000, HEALTHY),
+        (None, 5000, 0, HEALTHY),
+    ],
+)
+def test_steps_that_are_full_are_bound_by_their_budget(
+    iterations: float | None, prompt_tokens: float, hits: float, kind: DiagnosisKind
+) -> None:
+    full = window(
+        running=8, waiting=0, usage=0.5, iterations=iterations, prompt_tokens=prompt_tokens,
+        prefix=(prompt_tokens, hits),
+    )  # fmt: skip
+    assert diagnose_engine(engine(full), 64, LIMITS, usual=Usual(512)).kind is kind
+    assert diagnose_engine(engine(full), 64, LIMITS).kind is HEALTHY
+
+
+@pytest.mark.parametrize(
+    ("hits", "usage", "usual", "kind"),
+    [
+        (300, 0.85, 0.5, DiagnosisKind.PREFIX_THRASH),
+        (360, 0.85, 0.5, HEALTHY),
+        # With room in the cache, something else is asked for.
+        (300, 0.5, 0.5, HEALTHY),
+        (300, 0.85, None, HEALTHY),
+        (300, 0.85, 0.0, HEALTHY),
+    ],
+)
+def test_hits_far_below_the_usual_in_a_full_cache_are_evicted_too_early(
+    hits: float, usage: float, usual: float | None, kind: DiagnosisKind
+) -> None:
+    full = window(running=8, waiting=0, usage=usage, prefix=(1000, hits))
+    found = diagnose_engine(engine(full), 64, LIMITS, usual=Usual(hit_ratio=usual))
+    assert found.kind is kind

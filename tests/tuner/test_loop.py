@@ -16,7 +16,7 @@ from kvserving_tuner.observation import (
     Window,
 )
 from kvserving_tuner.readings import Known, Unknown
-from kvserving_tuner.runtime_client import RuntimeState
+from kvserving_tuner.runtime_client import Capacity, RuntimeState
 from kvserving_tuner.settings import Bounds, CapRules, Mode, Slo, TuningSettings
 from kvserving_tuner.state import Ceiling
 from tunerkit.build import NOW, engine, lengths, observation, runtime, window
@@ -45,7 +45,7 @@ def storming(name: str = "a", short: Window = STORM) -> EngineObservation:
 
 
 def raised(change: Change | None) -> tuple[int, int] | None:
-    return None if change is None else (change.from_value, change.to_value)
+    return None if change is None else (int(change.from_value), int(change.to_value))
 
 
 def test_a_storm_lowers_the_cap_at_once_to_what_fits() -> None:
@@ -448,3 +448,18 @@ def test_engines_on_their_way_to_another_kv_format_teach_nothing_new() -> None:
     known = CONFIRMED.model_copy(update={"kv_cache": "bfloat16/None"})
     _, state = decide(AUTO, observation(waiting("a"), waiting("b")), mixed, known, NOW)
     assert state.kv_cache == "bfloat16/None"
+
+
+def test_the_cache_is_as_large_as_the_engine_says_now() -> None:
+    """The labels of its metrics keep the size that the format of the start had."""
+    state = runtime({"a": 64})[0]
+    larger = state.model_copy(
+        update={"capacity": Capacity(kv_cache_tokens=9999, blocks=500, block_size=16)}
+    )
+    decision, _ = decide(AUTO, observation(storming()), [larger], TunerState(), NOW)
+    # 4,000 tokens would hold 6 sequences.
+    assert raised(decision.change) == (64, 6)
+    assert decision.numbers["sequences_that_fit"] == 14
+    unsized = state.model_copy(update={"capacity": Capacity()})
+    decision, _ = decide(AUTO, observation(storming()), [unsized], TunerState(), NOW)
+    assert decision.numbers["sequences_that_fit"] == 6

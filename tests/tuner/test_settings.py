@@ -7,6 +7,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from kvserving_tuner import settings
+from kvserving_tuner.rules import Guardrails, LadderRules, RegimeRules
 from kvserving_tuner.settings import Bounds, Slo, Thresholds, TuningSettings, Windows
 
 
@@ -40,7 +41,10 @@ def test_the_defaults_are_those_people_are_told() -> None:
 
 
 def test_every_threshold_says_why() -> None:
-    groups = (Thresholds, settings.CapRules, Windows, settings.Cooldowns)
+    groups = (
+        Thresholds, settings.CapRules, Windows, settings.Cooldowns, LadderRules, Guardrails,
+        RegimeRules,
+    )  # fmt: skip
     for model in groups:
         for name, field in model.model_fields.items():
             assert field.description, f"{model.__name__}.{name}"
@@ -50,6 +54,7 @@ def test_the_package_runs_without_torch_pandas_and_kubernetes() -> None:
     code = (
         "import sys, kvserving_tuner.cli, kvserving_tuner.sources.prometheus;"
         "import kvserving_tuner.commands.plan, kvserving_tuner.commands.watch;"
+        "import kvserving_tuner.commands.tune, kvserving_tuner.commands.replay;"
         "print([m for m in ('torch', 'pandas', 'kubernetes', 'kopf', 'vllm') if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

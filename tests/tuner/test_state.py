@@ -114,3 +114,15 @@ def test_noise_does_not_renew_a_recommendation(from_value: int, to_value: int, s
     change = Change(Knob.MAX_ACTIVE_SEQS, from_value, to_value)
     assert same_recommendation(standing, change) is same
     assert not same_recommendation(None, change)
+
+
+@pytest.mark.parametrize(
+    ("to_value", "same"), [(100, True), (119, True), (130, False), ("unbounded", False)]
+)
+def test_a_number_that_begins_from_a_name_may_be_noisy_too(to_value: int | str, same: bool) -> None:
+    standing = Recommendation(
+        id="x", at=0, knob="MaxQueuedTokens", from_value="unbounded", to_value=100, reason="",
+        message="",
+    )  # fmt: skip
+    change = Change(Knob.MAX_QUEUED_TOKENS, "unbounded", to_value)
+    assert same_recommendation(standing, change) is same

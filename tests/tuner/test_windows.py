@@ -289,3 +289,44 @@ def test_failures_never_fall_below_those_of_a_process_before() -> None:
     )  # fmt: skip
     assert history.epoch_reason is EpochReason.RESTART
     assert outcomes(history.snapshots) == (Known(2, 25), Known(2, 25))
+
+
+def there(at: float, finished: float, running: float, waiting: float) -> Snapshot:
+    return snapshot(
+        at,
+        {
+            Quantity.FINISHED: finished, Quantity.RUNNING: running, Quantity.WAITING: waiting,
+            Quantity.GENERATION_TOKENS: at,
+        },
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("looks", "arrived", "dispersion"),
+    [
+        # Two arrive each time, whether they finish, run or wait.
+        ([(0, 4, 0), (2, 4, 0), (3, 5, 0), (3, 5, 2)], 6, 0.0),
+        ([(0, 4, 0), (0, 4, 6), (0, 4, 6), (0, 4, 6)], 6, 4.0),
+        # Who hangs up leaves without finishing.
+        ([(0, 4, 9), (0, 4, 0), (0, 4, 3), (0, 4, 6)], 6, 1.0),
+        ([(0, 4, 0)] * 4, 0, None),
+    ],
+)
+def test_arrivals_are_those_that_ended_and_those_that_are_there(
+    looks: list[tuple[float, float, float]], arrived: float, dispersion: float | None
+) -> None:
+    found = window([there(20.0 * n, *each) for n, each in enumerate(looks)], 60, 3, 0.7)
+    assert isinstance(found, Window)
+    assert isinstance(found.arrived, Known)
+    assert found.arrived.value == arrived
+    spread = found.arrival_dispersion
+    assert (spread.value if isinstance(spread, Known) else None) == dispersion
+
+
+def test_how_long_an_engine_was_away_is_seen_at_its_restart() -> None:
+    assert filled(counted(0, 5), counted(5, 9)).away_seconds is None
+    history = filled(counted(0, 5), counted(5, 9))
+    history.add(counted(80, 1), 80)
+    assert history.away_seconds == 75
+    history.add(counted(85, 2, settings=["other"]), 85)
+    assert history.away_seconds == 75

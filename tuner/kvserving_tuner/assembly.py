@@ -73,6 +73,8 @@ def observe_engine(
         answer_lengths=windows.since_start(newest, Quantity.ANSWER_LENGTHS),
         totals=_totals(newest),
         names={quantity.value: name for quantity, name in newest.names.items()},
+        config=newest.config,
+        away_seconds=history.away_seconds,
     )
     return observation, problems
 

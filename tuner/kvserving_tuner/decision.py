@@ -4,23 +4,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kvserving_tuner.reasons import Action, DiagnosisKind, Reason
 
-class DiagnosisKind(StrEnum):
-    """What limits the engines."""
-
-    IDLE = "Idle"
-    """There are no requests."""
-    HEALTHY = "Healthy"
-    """Requests are served; neither the cap nor the cache holds them back."""
-    SEQUENCE_CAP = "SequenceCap"
-    """Requests wait because the cap on running sequences is reached while the KV cache has room."""
-    KV_PRESSURE = "KVPressure"
-    """Requests wait because the KV cache is nearly full."""
-    PREEMPTION_STORM = "PreemptionStorm"
-    """More sequences run than the KV cache holds: they evict each other and are computed again and
-    again."""
-    UNKNOWN = "Unknown"
-    """Data is missing, stale, too young, or contradicts itself."""
+__all__ = [
+    "Action",
+    "Case",
+    "Change",
+    "CostClass",
+    "Decision",
+    "Diagnosis",
+    "DiagnosisKind",
+    "Forecast",
+    "Knob",
+    "PassedOver",
+    "Reason",
+    "Risk",
+    "RungName",
+    "Value",
+]
 
 
 class Knob(StrEnum):
@@ -28,11 +29,35 @@ class Knob(StrEnum):
 
     MAX_ACTIVE_SEQS = "MaxActiveSeqs"
     """Cap on sequences running at the same time in one engine rank."""
+    MAX_SCHEDULED_TOKENS = "MaxScheduledTokens"
+    """Cap on the tokens of one engine step."""
+    KV_CACHE_DTYPE = "KVCacheDtype"
+    """Format in which keys and values are stored."""
+    EVICTION = "Eviction"
+    """Which tokens leave the cache before their request ends."""
+    PREFIX_CACHING = "PrefixCaching"
+    """Whether prompts that begin alike share what is computed of them."""
+    SCHEDULING = "Scheduling"
+    """A start setting of the scheduler that has one right value, such as chunked prefill."""
+    MAX_QUEUED_TOKENS = "MaxQueuedTokens"
+    """Prompt tokens in the queue from which on requests are refused with a 503."""
+    WATERMARK_PERCENT = "WatermarkPercent"
+    """Share of the KV cache that admission leaves free, in percent."""
+    MAX_NUM_SEQS = "MaxNumSeqs"
+    """Sequences that an engine is built for; the cap may not be higher."""
+    MAX_NUM_BATCHED_TOKENS = "MaxNumBatchedTokens"
+    """Tokens of a step that an engine is built for."""
+    KV_OFFLOAD = "KVOffload"
+    """Memory of the host that keeps what the KV cache has no room for."""
 
     @property
     def runtime_field(self) -> str:
-        """The knob's field in the engine's runtime API."""
-        return {Knob.MAX_ACTIVE_SEQS: "max_active_seqs"}[self]
+        """The knob's field in the engine's runtime API; KeyError where it has none."""
+        return {
+            Knob.MAX_ACTIVE_SEQS: "max_active_seqs",
+            Knob.MAX_SCHEDULED_TOKENS: "max_scheduled_tokens",
+            Knob.KV_CACHE_DTYPE: "kv_cache_dtype",
+        }[self]
 
 
 class CostClass(StrEnum):
@@ -40,6 +65,56 @@ class CostClass(StrEnum):
 
     LIVE = "Live"
     """A call to each engine: no restart, no lost request."""
+    RESTART = "Restart"
+    """Each engine loads its model again and begins with a cold cache."""
+
+
+class Risk(StrEnum):
+    """What may go wrong with a change that does what it should."""
+
+    REVERSIBLE = "Reversible"
+    """Nothing that a step back does not undo at once: answers stay as they are."""
+    LATENCY = "Latency"
+    """Requests may wait longer; answers stay as they are."""
+    REFUSALS = "Refusals"
+    """Some requests are refused."""
+    START = "Start"
+    """The engine may not start, or may start with less room."""
+    QUALITY = "Quality"
+    """Answers change: it has to be shown that they do not get worse."""
+
+
+class RungName(StrEnum):
+    """The steps of the ladder, cheapest and safest first."""
+
+    CONFIGURATION = "Configuration"
+    """Start settings that are wrong whatever the load."""
+    PREFIX_CACHING = "PrefixCaching"
+    """Prompts that begin alike share what is computed of them."""
+    ADMISSION = "Admission"
+    """A bound on the queue, so that those who are let in are answered in time."""
+    ACTIVE_CAP = "ActiveCap"
+    """The caps on running sequences and on the tokens of a step."""
+    WATERMARK = "Watermark"
+    """A part of the cache that admission leaves to those who run."""
+    EIGHT_BIT_CACHE = "EightBitCache"
+    """Keys and values in 8 bits."""
+    MIXED_CACHE = "MixedCache"
+    """Keys in 8 bits and values in 4."""
+    CAPACITY = "Capacity"
+    """The sequences and tokens that an engine is built for."""
+    OFFLOAD = "Offload"
+    """The host's memory behind the KV cache."""
+    FOUR_BIT_CACHE = "FourBitCache"
+    """Keys and values in 4 bits."""
+    FEWER_BITS = "FewerBits"
+    """Keys or values in fewer than 4 bits."""
+    EVICTION = "Eviction"
+    """Tokens leave the cache before their request ends."""
+
+
+Value = int | str
+"""A setting; shares are in whole percent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,83 +122,47 @@ class Change:
     """Move one knob on all engines; `from_value` is the highest value in effect before."""
 
     knob: Knob
-    from_value: int
-    to_value: int
+    from_value: Value
+    to_value: Value
     cost: CostClass = CostClass.LIVE
 
 
-class Action(StrEnum):
-    """What is to be done now."""
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Relative change of goodput that a change is expected to bring: 0.1 is a tenth more.
 
-    HOLD = "Hold"
-    """Nothing changes."""
-    CHANGE = "Change"
-    """One knob is moved on every engine."""
-    RECOMMEND = "Recommend"
-    """A change is written to the status and not made."""
+    The true value is expected below `low` with a probability of a fifth, and likewise above `high`.
+    """
+
+    gain: float
+    low: float
+    high: float
+    basis: str
+
+    def __str__(self) -> str:
+        return f"{self.gain:+.0%} ({self.low:+.0%} to {self.high:+.0%}; {self.basis})"
 
 
-class Reason(StrEnum):
-    """Why; one word that a condition or an Event can carry."""
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A rung that was looked at and not taken, with the reason."""
 
-    PREEMPTION_STORM = "PreemptionStorm"
-    """The cap is lowered because sequences evict each other."""
-    SEQUENCES_WAIT_KV_FREE = "SequencesWaitKVFree"
-    """The cap is raised because requests wait and the KV cache has room for more."""
-    CAPS_DIFFER = "CapsDiffer"
-    """Engines of one serving have different caps and are brought together."""
-    OUTSIDE_BOUNDS = "OutsideBounds"
-    """The cap in effect lies outside the bounds set for it and is brought inside."""
-    IDLE = "Idle"
-    """There are no requests."""
-    HEALTHY = "Healthy"
-    """Neither the cap nor the cache holds requests back."""
-    KV_PRESSURE = "KVPressure"
-    """More sequences would not fit; fewer are not needed, as nothing is preempted."""
-    MODE_OFF = "ModeOff"
-    """Tuning is off; the diagnosis is all there is."""
-    METRICS_MISSING = "MetricsMissing"
-    """An engine's metrics cannot be read."""
-    METRICS_STALE = "MetricsStale"
-    """The newest numbers are too old to decide on."""
-    METRIC_NAME_UNKNOWN = "MetricNameUnknown"
-    """An engine publishes none of the known names of a metric."""
-    PROMETHEUS_ERROR = "PrometheusError"
-    """Prometheus did not answer or refused the query."""
-    WARMING_UP = "WarmingUp"
-    """Too few samples since the engine started or its settings changed."""
-    CONTRADICTION = "Contradiction"
-    """The metrics cannot all be true."""
-    NO_ENGINES = "NoEngines"
-    """There is no engine to observe."""
-    NO_RUNTIME_API = "NoRuntimeAPI"
-    """No engine offers the knob live."""
-    RUNTIME_UNREADABLE = "RuntimeUnreadable"
-    """Some engine's settings could not be read back."""
-    KNOB_NOT_ALLOWED = "KnobNotAllowed"
-    """The spec does not list the knob among those that may be moved."""
-    BOUNDS_CONFLICT = "BoundsConflict"
-    """No value lies within both the bounds set and what the engines allow."""
-    DRAINING = "Draining"
-    """More sequences run than the cap allows: a lowered cap has yet to take effect."""
-    CONFIRMING = "Confirming"
-    """A raise is due once the next observations agree."""
-    COOLDOWN = "Cooldown"
-    """A raise waits until a recent change or storm has settled."""
-    KV_WOULD_FILL = "KVWouldFill"
-    """A raise would fill the KV cache."""
-    CEILING_REMEMBERED = "CeilingRemembered"
-    """A raise would come too near a cap at which a storm happened."""
-    NO_TPOT_SLACK = "NoTPOTSlack"
-    """A raise would use up what is left under the target for time per output token."""
-    TPOT_UNKNOWN = "TPOTUnknown"
-    """There is a target for time per output token, but no certain measurement."""
-    AT_MAXIMUM = "AtMaximum"
-    """A raise is wanted, but the cap is at its highest allowed value."""
-    AT_MINIMUM = "AtMinimum"
-    """The cap should be lower still, but is at its lowest allowed value."""
-    RECOMMENDATION_STANDS = "RecommendationStands"
-    """What is recommended has not changed."""
+    rung: RungName
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What speaks for a change of the ladder and what it may cost.
+
+    `forecast` is None in rule mode, and where nothing that was measured tells. `start_seconds` is
+    how long engines last were away when they restarted (a live change: 0); None if never seen.
+    """
+
+    rung: RungName
+    risk: Risk
+    forecast: Forecast | None
+    start_seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +189,10 @@ class Decision:
     reason: Reason
     message: str
     numbers: Mapping[str, float | str]
+    case: Case | None = None
+    """What speaks for `change`, where the ladder made it."""
+    passed_over: tuple[PassedOver, ...] = ()
+    """Rungs of the ladder that were looked at before, or all of them where nothing is due."""
 
     def to_dict(self) -> dict[str, object]:
         """The decision as plain JSON values."""
@@ -175,4 +218,25 @@ class Decision:
             "reason": self.reason.value,
             "message": self.message,
             "numbers": dict(self.numbers),
+            "case": None if self.case is None else _case(self.case),
+            "passed_over": [
+                {"rung": each.rung.value, "why": each.why} for each in self.passed_over
+            ],
         }
+
+
+def _case(case: Case) -> dict[str, object]:
+    forecast = case.forecast
+    return {
+        "rung": case.rung.value,
+        "risk": case.risk.value,
+        "forecast": None
+        if forecast is None
+        else {
+            "gain": round(forecast.gain, 4),
+            "low": round(forecast.low, 4),
+            "high": round(forecast.high, 4),
+            "basis": forecast.basis,
+        },
+        "start_seconds": case.start_seconds,
+    }

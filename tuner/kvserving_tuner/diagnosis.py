@@ -5,6 +5,7 @@ it is the one state in which waiting for better data costs throughput.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from kvserving_tuner.assembly import idle
 from kvserving_tuner.decision import Diagnosis, DiagnosisKind, Reason
@@ -15,8 +16,20 @@ from kvserving_tuner.settings import Thresholds
 Evidence = Mapping[str, float | str]
 
 
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """What an engine's steps may hold, and what its load usually finds in the prefix cache."""
+
+    step_tokens: int | None = None
+    hit_ratio: float | None = None
+
+
 def diagnose_engine(
-    engine: EngineObservation, cap: int | None, limits: Thresholds, lowered_at: float | None = None
+    engine: EngineObservation,
+    cap: int | None,
+    limits: Thresholds,
+    lowered_at: float | None = None,
+    usual: Usual | None = None,
 ) -> Diagnosis:
     """Diagnose one engine whose ranks may each run `cap` sequences (None: not known).
 
@@ -57,8 +70,48 @@ def diagnose_engine(
             f"{cap} at {usage.p95:.0%} KV use",
             evidence,
         )
+    usual = usual or Usual()
+    thrash = _thrash(full, usual.hit_ratio, usage, limits)
+    if thrash is not None:
+        return Diagnosis(DiagnosisKind.PREFIX_THRASH, engine.target, thrash, evidence)
+    tokens = _step_tokens(full)
+    if usual.step_tokens and tokens is not None:
+        most = usual.step_tokens * limits.budget_reached_share
+        if tokens >= most:
+            message = f"steps have {tokens:.0f} tokens on average, of {usual.step_tokens} allowed"
+            return Diagnosis(DiagnosisKind.TOKEN_BUDGET, engine.target, message, evidence)
+    if queued and cap is not None and not at_cap and usage.p95 < limits.compute_kv_usage:
+        return Diagnosis(
+            DiagnosisKind.COMPUTE_BOUND,
+            engine.target,
+            f"{waiting.mean:.1f} requests wait while {running.mean:.1f} run at {usage.p95:.0%} KV "
+            "use: neither the cap nor the cache is full",
+            evidence,
+        )
     message = f"{running.mean:.1f} requests run, {waiting.mean:.1f} wait, KV use is {usage.p95:.0%}"
     return Diagnosis(DiagnosisKind.HEALTHY, engine.target, message, evidence, Reason.HEALTHY)
+
+
+def _thrash(
+    part: Window, usual: float | None, usage: GaugeWindow, limits: Thresholds
+) -> str | None:
+    """What shows that shared prefixes are evicted too early, None if nothing does."""
+    asked, hits = known(part.prefix_queries), known(part.prefix_hits)
+    if not usual or not asked or hits is None or usage.p95 < limits.compute_kv_usage:
+        return None
+    ratio = hits / asked
+    if ratio > usual * limits.thrash_hit_share:
+        return None
+    return f"{ratio:.0%} of the prompt tokens are found in the prefix cache instead of {usual:.0%}"
+
+
+def _step_tokens(part: Window) -> float | None:
+    """Mean tokens of a step; what the prefix cache had was not computed."""
+    steps, generated = known(part.iterations), known(part.generation_tokens)
+    prompts, hits = known(part.prompt_tokens), known(part.prefix_hits)
+    if not steps or generated is None or prompts is None:
+        return None
+    return (generated + max(0.0, prompts - (hits or 0.0))) / steps
 
 
 def find_storms(

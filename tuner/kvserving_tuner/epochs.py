@@ -39,6 +39,8 @@ class History:
         self._late = 0
         self.epoch_start: float | None = None
         self.epoch_reason: EpochReason | None = None
+        self.away_seconds: float | None = None
+        """From the last sample before the newest restart to the first one after it."""
 
     @property
     def snapshots(self) -> Sequence[Snapshot]:
@@ -72,6 +74,8 @@ class History:
         self._late = 0
         cut = break_between(last, snapshot)
         if cut is not None:
+            if cut is EpochReason.RESTART:
+                self.away_seconds = snapshot.at - last.at
             self._begin(snapshot, cut)
             return Added.KEPT
         self._snapshots.append(snapshot)

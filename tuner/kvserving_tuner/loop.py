@@ -6,31 +6,38 @@ trace.
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from kvserving_tuner import proposal as rules
+from kvserving_tuner.committing import remember_request, remember_step
 from kvserving_tuner.decision import (
     Action,
     Decision,
     Diagnosis,
     DiagnosisKind,
+    Knob,
     Reason,
 )
-from kvserving_tuner.diagnosis import diagnose_engine
+from kvserving_tuner.diagnosis import Usual, diagnose_engine
+from kvserving_tuner.ladder.situation import Situation
+from kvserving_tuner.learning import learn
 from kvserving_tuner.memory import (
     adopt,
     count_agreement,
     meet_kv_cache,
-    remember_change,
     remember_recommendation,
     same_recommendation,
     withdraw,
 )
 from kvserving_tuner.observation import Observation, ProblemReason
 from kvserving_tuner.proposal import Knobs, Proposal
-from kvserving_tuner.readings import known
+from kvserving_tuner.readings import Known, known
+from kvserving_tuner.regimes.loads import current
+from kvserving_tuner.rules import Ability
 from kvserving_tuner.runtime_client import RuntimeState
 from kvserving_tuner.settings import Mode, TuningSettings
 from kvserving_tuner.state import TunerState
+from kvserving_tuner.stepping import take_step
 
 __all__ = ["TunerState", "decide"]
 
@@ -39,7 +46,10 @@ _GRAVITY = (
     DiagnosisKind.PREEMPTION_STORM,
     DiagnosisKind.UNKNOWN,
     DiagnosisKind.KV_PRESSURE,
+    DiagnosisKind.PREFIX_THRASH,
     DiagnosisKind.SEQUENCE_CAP,
+    DiagnosisKind.TOKEN_BUDGET,
+    DiagnosisKind.COMPUTE_BOUND,
     DiagnosisKind.HEALTHY,
     DiagnosisKind.IDLE,
 )
@@ -53,14 +63,25 @@ def decide(
     now: float,
 ) -> tuple[Decision, TunerState]:
     """Diagnose `observation` and say what is to be done at `now` (seconds since the epoch)."""
-    knobs = rules.read_knobs(settings, observation, runtime)
     identity = _identity(settings, observation, runtime, state, now)
-    diagnosis = diagnose(settings, observation, runtime, state.last_storm_at)
+    observation = with_capacity(observation, runtime)
+    knobs = rules.read_knobs(settings, observation, runtime)
+    here = current(state.loads)
+    usual_hits = here.load.hit_ratio if here is not None else None
+    diagnosis = diagnose(settings, observation, runtime, state.last_storm_at, usual_hits)
     state = count_agreement(state, diagnosis.kind, _newest_sample(observation))
     state = meet_kv_cache(state, runtime, now)
     if isinstance(knobs, Knobs):
         state = adopt(state, knobs.common, now)
     proposal = _propose(settings, observation, diagnosis, knobs, state, now)
+    if settings.mode is not Mode.OFF:
+        state = learn(settings, observation, runtime, diagnosis, state, now)
+        situation = Situation(
+            settings, observation.engines, tuple(runtime), diagnosis,
+            knobs.common if isinstance(knobs, Knobs) else None,
+            proposal.reason, proposal.message, state, now,
+        )  # fmt: skip
+        proposal, state = take_step(situation, knobs, proposal)
     action, proposal, state = _act(settings, diagnosis, proposal, state, identity, now)
     decision = Decision(
         id=identity,
@@ -75,7 +96,10 @@ def decide(
             **_numbers_of(knobs),
             **proposal.numbers,
             "mode": settings.mode.value,
+            **({"load": state.loads.current} if state.loads.current else {}),
         },
+        case=proposal.case if action is not Action.HOLD else None,
+        passed_over=proposal.passed_over,
     )
     return decision, state
 
@@ -85,20 +109,24 @@ def diagnose(
     observation: Observation,
     runtime: Sequence[RuntimeState],
     lowered_at: float | None = None,
+    usual_hits: float | None = None,
 ) -> Diagnosis:
     """One diagnosis for all engines: the gravest, except that missing data outweighs calm ones.
 
-    `lowered_at` is when the cap was last lowered to end a storm.
+    `lowered_at` is when the cap was last lowered to end a storm, `usual_hits` the hit ratio of the
+    prefix cache that the load usually has.
     """
     blocking = observation.blocking()
     blocked = {problem.target for problem in blocking}
     caps = {each.target: each.effective.max_active_seqs for each in runtime}
+    budgets = {each.target: each.effective.max_scheduled_tokens for each in runtime}
     found = [
         diagnose_engine(
             engine,
             caps.get(engine.target) or _cap_by_metric(known(engine.max_active_seqs)),
             settings.thresholds,
             lowered_at,
+            Usual(budgets.get(engine.target), usual_hits),
         )
         for engine in observation.engines
         # An engine whose numbers are in doubt takes no part; one that is well read may still storm.
@@ -122,6 +150,26 @@ def diagnose(
             DiagnosisKind.UNKNOWN, None, "there is no engine to observe", {}, Reason.NO_ENGINES
         )
     return min(found, key=lambda each: _GRAVITY.index(each.kind))
+
+
+def with_capacity(observation: Observation, runtime: Sequence[RuntimeState]) -> Observation:
+    """With the cache's size as engines report it now: metrics keep that of the start's format."""
+    sizes = {each.target: _capacity(each) for each in runtime}
+    engines = tuple(
+        engine
+        if (tokens := sizes.get(engine.target)) is None
+        else replace(engine, capacity_tokens=Known(tokens, engine.at or observation.at))
+        for engine in observation.engines
+    )
+    return replace(observation, engines=engines)
+
+
+def _capacity(state: RuntimeState) -> float | None:
+    """Tokens that the cache holds at once: with eviction fewer than requests can have."""
+    capacity = state.capacity
+    if capacity.blocks is not None and capacity.block_size is not None:
+        return float(capacity.blocks * capacity.block_size)
+    return None if capacity.kv_cache_tokens is None else float(capacity.kv_cache_tokens)
 
 
 def _cap_by_metric(value: float | None) -> int | None:
@@ -164,24 +212,29 @@ def _act(
     identity: str,
     now: float,
 ) -> tuple[Action, Proposal, TunerState]:
-    """Turn a proposal into an action, as far as the mode allows."""
-    if settings.mode is Mode.AUTO:
-        state = state.model_copy(update={"recommendation": None})
-        if proposal.change is None:
-            return Action.HOLD, proposal, state
-        return Action.CHANGE, proposal, remember_change(settings.cap, state, proposal, now)
+    """Turn a proposal into an action, as far as the mode and whoever carries it out allow."""
     if settings.mode is Mode.OFF:
         return Action.HOLD, proposal, state.model_copy(update={"recommendation": None})
+    if settings.mode is Mode.AUTO:
+        standing = state.recommendation
+        if standing is not None and standing.knob == Knob.MAX_ACTIVE_SEQS:
+            state = state.model_copy(update={"recommendation": None})
+        if proposal.change is None:
+            return Action.HOLD, proposal, state
+        if proposal.ability is Ability.CHANGE:
+            return Action.CHANGE, proposal, remember_step(settings, state, proposal, now)
+        if proposal.ability is Ability.TRIAL:
+            return Action.TRIAL, proposal, remember_request(settings, state, proposal, now)
     if proposal.change is None:
         return Action.HOLD, proposal, withdraw(settings.cap, state, diagnosis.kind)
     if same_recommendation(state.recommendation, proposal.change):
-        standing = Proposal(
-            None,
-            Reason.RECOMMENDATION_STANDS,
-            f"recommended before and unchanged: {proposal.message}",
-            proposal.numbers,
+        standing_still = replace(
+            proposal,
+            change=None,
+            reason=Reason.RECOMMENDATION_STANDS,
+            message=f"recommended before and unchanged: {proposal.message}",
         )
-        return Action.HOLD, standing, state
+        return Action.HOLD, standing_still, state
     return Action.RECOMMEND, proposal, remember_recommendation(state, proposal, identity, now)
 
 

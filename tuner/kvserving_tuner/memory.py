@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
-from kvserving_tuner.decision import Change, DiagnosisKind, Reason
+from kvserving_tuner.decision import Change, DiagnosisKind, Knob, Reason
+from kvserving_tuner.learning import forget_windows
 from kvserving_tuner.proposal import Proposal
+from kvserving_tuner.remembered import Judged
 from kvserving_tuner.runtime_client import RuntimeState
 from kvserving_tuner.settings import CapRules
 from kvserving_tuner.state import Recommendation, TunerState
@@ -45,13 +47,30 @@ def meet_kv_cache(state: TunerState, runtime: Sequence[RuntimeState], now: float
     }
     if len(found) != 1 or found == {state.kv_cache}:
         return state
+    dtype = runtime[0].effective.kv_cache_dtype
     met: dict[str, object] = {"kv_cache": found.pop()}
+    if state.start_kv_cache_dtype is None or not _own(state, dtype):
+        # What a person sets is the new way back, and ends what was tried before.
+        met |= {"start_kv_cache_dtype": dtype, "watch": None}
     if state.kv_cache is not None:
         met |= {
             "ceiling": None, "backoff_seconds": None, "raises_paused_until": None,
-            "agreeing_count": 0, "last_change_at": now,
+            "agreeing_count": 0, "last_change_at": now, "due": None, "last_storm_at": None,
+            "storms": 0,
         }  # fmt: skip
+        state = forget_windows(state)
     return state.model_copy(update=met)
+
+
+def _own(state: TunerState, dtype: str) -> bool:
+    """Whether a format is in effect because the tuner wanted it."""
+    asked = state.asked.value if state.asked is not None else None
+    passed = {
+        each.value
+        for each in state.tried
+        if each.knob is Knob.KV_CACHE_DTYPE and each.judged is Judged.PASSED
+    }
+    return dtype in {state.start_kv_cache_dtype, state.set_kv_cache_dtype, asked, *passed}
 
 
 def remember_change(
@@ -100,8 +119,15 @@ def _after_storm(
             else min(2 * backoff, rules.backoff_maximum_seconds)
         )
         changed |= {"backoff_seconds": backoff, "raises_paused_until": now + backoff}
+    apart = storm_before is None or now - storm_before > rules.backoff_seconds
+    storms = state.storms + 1 if apart else max(1, state.storms)
+    changed["storms"] = storms
     if proposal.ceiling is not None:
-        until = now + (backoff or rules.backoff_seconds)
+        # A cap that storms now and then is remembered ever longer: each visit costs throughput.
+        memory = min(
+            rules.backoff_seconds * 2.0 ** min(storms - 1, 32), rules.backoff_maximum_seconds
+        )
+        until = now + max(backoff or 0.0, memory)
         changed["ceiling"] = proposal.ceiling.model_copy(update={"until": until})
     return changed
 
@@ -110,11 +136,12 @@ def same_recommendation(standing: Recommendation | None, change: Change) -> bool
     """Whether a change says what already stands, apart from noise in its value."""
     if standing is None or standing.knob != change.knob or standing.from_value != change.from_value:
         return False
-    upwards = change.to_value > change.from_value
-    if upwards != (standing.to_value > standing.from_value):
+    before, to, standing_to = change.from_value, change.to_value, standing.to_value
+    if not (isinstance(to, int) and isinstance(standing_to, int)):
+        return to == standing_to
+    if isinstance(before, int) and (to > before) != (standing_to > before):
         return False
-    moved = abs(change.to_value - standing.to_value)
-    return moved <= max(1.0, SAME_RECOMMENDATION_SHARE * standing.to_value)
+    return abs(to - standing_to) <= max(1.0, SAME_RECOMMENDATION_SHARE * standing_to)
 
 
 def remember_recommendation(
@@ -133,6 +160,7 @@ def remember_recommendation(
                 to_value=proposal.change.to_value,
                 reason=proposal.reason.value,
                 message=proposal.message,
+                cost=proposal.change.cost,
             )
         }
     )
@@ -141,7 +169,8 @@ def remember_recommendation(
 def withdraw(rules: CapRules, state: TunerState, kind: DiagnosisKind) -> TunerState:
     """Drop a recommendation that observations no longer support, or that has been followed."""
     standing = state.recommendation
-    if standing is None or kind is DiagnosisKind.UNKNOWN:
+    if standing is None or kind is DiagnosisKind.UNKNOWN or standing.knob != Knob.MAX_ACTIVE_SEQS:
+        # The ladder withdraws its own.
         return state
     followed = state.cap is not None and state.cap != standing.from_value
     unsupported = (

@@ -98,6 +98,12 @@ class Window:
     """Requests that were answered, or that the engine failed to answer."""
     failed: Reading
     """Those of them that failed by the engine's fault."""
+    iterations: Reading
+    """Engine steps."""
+    arrived: Reading
+    """Requests that came in, by balance: those that finished and those more that are there now."""
+    arrival_dispersion: Reading
+    """Variance over mean of the arrivals between two scrapes: 1 where they are independent."""
 
     @property
     def span_seconds(self) -> float:
@@ -143,6 +149,11 @@ class EngineObservation:
     """Counters since the engine started, by quantity name; for reports, never for decisions."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Which of its aliases each quantity was read from."""
+    config: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the engine's `cache_config_info`: how its cache was configured at the start."""
+    away_seconds: float | None = None
+    """From the last sample before the newest restart to the first one after it; None if no restart
+    was seen."""
 
 
 @dataclass(frozen=True, slots=True)

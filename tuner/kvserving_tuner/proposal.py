@@ -8,11 +8,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvserving_tuner import caps
-from kvserving_tuner.decision import Change, Diagnosis, DiagnosisKind, Knob, Reason
+from kvserving_tuner.decision import (
+    Case,
+    Change,
+    Diagnosis,
+    DiagnosisKind,
+    Knob,
+    PassedOver,
+    Reason,
+)
 from kvserving_tuner.diagnosis import find_storms
 from kvserving_tuner.fit import tokens_per_request
 from kvserving_tuner.observation import EngineObservation, GaugeWindow, Observation, Window
 from kvserving_tuner.readings import Known, Unknown
+from kvserving_tuner.rules import Ability
 from kvserving_tuner.runtime_client import KnobRange, RuntimeState
 from kvserving_tuner.settings import Mode, TuningSettings
 from kvserving_tuner.state import Ceiling, TunerState
@@ -23,13 +32,19 @@ _FIELD = Knob.MAX_ACTIVE_SEQS.runtime_field
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A change and why, or None and why not; `ceiling` is what a storm teaches about the cap."""
+    """A change and why, or None and why not; `ceiling` is what a storm teaches about the cap.
+
+    `ability` is what can be done about the change; `case` and `passed_over` are the ladder's.
+    """
 
     change: Change | None
     reason: Reason
     message: str
     numbers: Numbers = field(default_factory=dict)
     ceiling: Ceiling | None = None
+    ability: Ability = Ability.CHANGE
+    case: Case | None = None
+    passed_over: tuple[PassedOver, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,13 @@
 """All that may be set about tuning, and every threshold, with the reason for its default."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from kvserving_tuner.decision import Knob
+from kvserving_tuner.rules import Ability, Guardrails, LadderRules, RegimeRules
 
 
 class _Frozen(BaseModel):
@@ -118,6 +122,13 @@ class Thresholds(_Frozen):
     storm whose preemptions the engine's counter has not shown yet (it is delivered late)."""
     storm_echo_seconds: float = Field(default=60, ge=0)
     """How long after the cap was lowered the counter still reports the old storm's preemptions."""
+    compute_kv_usage: float = Field(default=0.80, gt=0, le=1)
+    """KV use below which requests that wait without a cap wait for the device (C.3)."""
+    budget_reached_share: float = Field(default=0.9, gt=0, le=1)
+    """Mean tokens of a step over its budget from which the budget is the limit (C.3)."""
+    thrash_hit_share: float = Field(default=0.7, gt=0, lt=1)
+    """Prefix hit ratio over the load's usual one from which reuse counts as lost (C.3: a fall by
+    30 %)."""
     tpot_slack_share: float = Field(default=0.15, ge=0, lt=1)
     """Room under the TPOT target that must be left before more sequences may run: each of them
     makes steps longer."""
@@ -165,11 +176,26 @@ class TuningSettings(_Frozen):
     mode: Mode = Mode.OFF
     max_active_seqs: Bounds | None = Bounds()
     """Bounds of the live cap on running sequences; None: the tuner may not move it."""
+    max_scheduled_tokens: Bounds = Bounds()
+    """Bounds of the live cap on the tokens of a step, where `abilities` has it."""
+    abilities: Mapping[Knob, Ability] = {}
+    """What can be done about each other knob; one that is missing is not allowed."""
+    allowed_dtypes: tuple[str, ...] = ()
+    """KV cache formats that the tuner may go to."""
     slo: Slo = Slo()
     cooldowns: Cooldowns = Cooldowns()
     windows: Windows = Windows()
     thresholds: Thresholds = Thresholds()
     cap: CapRules = CapRules()
+    ladder: LadderRules = LadderRules()
+    guardrails: Guardrails = Guardrails()
+    regimes: RegimeRules = RegimeRules()
+
+    def ability(self, knob: Knob) -> Ability | None:
+        """What can be done about a knob; None where it may not be touched."""
+        if knob is Knob.MAX_ACTIVE_SEQS:
+            return None if self.max_active_seqs is None else Ability.CHANGE
+        return self.abilities.get(knob)
 
     def tpot_room_ms(self) -> float | None:
         """Time per output token that must not be exceeded for more sequences to be allowed."""

@@ -7,7 +7,7 @@ last series see one rank of many. Here every rank is kept apart, and later summe
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvserving_tuner.aliases import (
     CONFIG_INFO,
@@ -56,6 +56,8 @@ class Snapshot:
     capacity_tokens: float | None
     block_size: float | None
     engine_samples: int
+    config: Mapping[str, str] = field(default_factory=dict)
+    """Labels that describe the cache as it was configured at the start."""
 
 
 def take(scrape: Scrape) -> Snapshot:
@@ -96,6 +98,7 @@ def take(scrape: Scrape) -> Snapshot:
         capacity_tokens=_capacity(config),
         block_size=_number(config.get("block_size")),
         engine_samples=scrape.engine_samples,
+        config=config,
     )
 
 

@@ -4,8 +4,9 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kvserving_tuner.decision import DiagnosisKind
+from kvserving_tuner.decision import CostClass, DiagnosisKind, Value
 from kvserving_tuner.errors import SettingsError
+from kvserving_tuner.remembered import Account, Due, Loads, Sample, Tried, Watch
 
 
 class _Frozen(BaseModel):
@@ -28,10 +29,11 @@ class Recommendation(_Frozen):
     id: str
     at: float
     knob: str
-    from_value: int
-    to_value: int
+    from_value: Value
+    to_value: Value
     reason: str
     message: str
+    cost: CostClass = CostClass.LIVE
 
 
 class TunerState(_Frozen):
@@ -45,6 +47,8 @@ class TunerState(_Frozen):
     last_change_at: float | None = None
     last_raise_at: float | None = None
     last_storm_at: float | None = None
+    storms: int = Field(default=0, ge=0)
+    """Storms under this load and format, each a while after the one before."""
     ceiling: Ceiling | None = None
     backoff_seconds: float | None = None
     """Current pause between raises after a raise led to a storm; None: none did."""
@@ -55,6 +59,33 @@ class TunerState(_Frozen):
     agreeing_at: float | None = None
     """Time of the newest sample counted, so that one observation is not counted twice."""
     recommendation: Recommendation | None = None
+    start_kv_cache_dtype: str | None = None
+    """The KV cache's format when the tuner first looked, or that a person set since: the way back.
+    """
+    set_kv_cache_dtype: str | None = None
+    """The format that the tuner set last: any other that appears is somebody's wish."""
+    due: Due | None = None
+    """The rung of the ladder that is due, until it has been so for long enough."""
+    asked: Tried | None = None
+    """A change that is to be tried, or is being tried, by somebody who reports the verdict."""
+    watch: Watch | None = None
+    """A change whose effect is being watched."""
+    tried: tuple[Tried, ...] = ()
+    """Changes and how they turned out, the latest last."""
+    samples: tuple[Sample, ...] = ()
+    """Full windows under the settings in force, the latest last."""
+    last_step_at: float | None = None
+    """When the ladder last changed something, or took it back."""
+    rollbacks: int = Field(default=0, ge=0)
+    """Changes in a row that were taken back: each doubles the cool-down."""
+    changed_at: tuple[float, ...] = ()
+    """Calm changes of the last 24 hours."""
+    switched_at: tuple[float, ...] = ()
+    """Those of them that emptied the cache or restarted engines."""
+    restoring: bool = False
+    """Whether the cap of a load that was seen before is to be put back."""
+    account: Account = Account()
+    loads: Loads = Loads()
 
     def to_json(self) -> str:
         """The state as one line of JSON."""

@@ -20,6 +20,9 @@ _STYLES = {
     DiagnosisKind.HEALTHY: "green",
     DiagnosisKind.SEQUENCE_CAP: "cyan",
     DiagnosisKind.KV_PRESSURE: "yellow",
+    DiagnosisKind.PREFIX_THRASH: "yellow",
+    DiagnosisKind.TOKEN_BUDGET: "cyan",
+    DiagnosisKind.COMPUTE_BOUND: "cyan",
     DiagnosisKind.PREEMPTION_STORM: "bold red",
     DiagnosisKind.UNKNOWN: "magenta",
 }

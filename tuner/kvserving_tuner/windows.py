@@ -51,6 +51,8 @@ def window(
         generation_slowdown=generation_slowdown(part),
         ended=ended,
         failed=failed,
+        iterations=increase(part, Quantity.ITERATIONS),
+        **_arrivals(part),
     )
 
 
@@ -170,6 +172,25 @@ def unexplained_departures(snapshots: Sequence[Snapshot]) -> Reading:
         ),
         snapshots[-1].at,
     )
+
+
+def _arrivals(snapshots: Sequence[Snapshot]) -> dict[str, Reading]:
+    """How many requests came in, and how evenly, from those that ended and those that are there."""
+    there: list[list[float]] = []
+    for quantity in (Quantity.FINISHED, Quantity.RUNNING, Quantity.WAITING):
+        values = series(snapshots, quantity, math.fsum)
+        if isinstance(values, Unknown):
+            return {"arrived": values, "arrival_dispersion": values}
+        there.append(values)
+    seen = [math.fsum(parts) for parts in zip(*there, strict=True)]
+    # A request that was aborted leaves without finishing: less arrived than left, never below none.
+    came = [max(0.0, after - before) for before, after in pairwise(seen)]
+    at, total = snapshots[-1].at, math.fsum(came)
+    mean = total / len(came)
+    if mean <= 0:
+        return {"arrived": Known(total, at), "arrival_dispersion": Unknown("nothing arrived")}
+    variance = math.fsum((count - mean) ** 2 for count in came) / len(came)
+    return {"arrived": Known(total, at), "arrival_dispersion": Known(variance / mean, at)}
 
 
 def generation_slowdown(snapshots: Sequence[Snapshot]) -> Reading:

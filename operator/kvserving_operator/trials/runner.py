@@ -30,7 +30,7 @@ from kvserving_operator.trials.probing import Probing
 from kvserving_operator.trials.record import Trials
 from kvserving_operator.trials.report import manifest, superseded_status, trial_status
 from kvserving_operator.trials.seen import Seen
-from kvserving_operator.trials.select import Wanted, is_open, trial_spec
+from kvserving_operator.trials.select import Wanted, is_open, trial_spec, tuner_trial
 from kvserving_operator.trials.turn import Outcome, look
 from kvserving_operator.tuning import Turn, slo_of
 from kvserving_tuner.judge import Split
@@ -39,7 +39,7 @@ from kvserving_tuner.runtime_client import RuntimeState
 logger = logging.getLogger(__name__)
 
 HISTORY = 10
-"""Ended trials of edits that are kept."""
+"""Ended trials of edits, and of the tuner, that are kept."""
 DEFAULT_CONTEXT = 2048
 """Tokens of a probe where neither spec nor engine says how long a context may be."""
 
@@ -116,6 +116,10 @@ class TrialRunner:
             split=split,
             probing=self._probing.under_way or self._asking.under_way,
         )
+        asked_for = tuner_trial(wanted, turn.decision)
+        if asked_for is not None:
+            made = await self._make(manifest(ref, *asked_for))
+            found |= {made.metadata.name: made} if made is not None else {}
         outcome = look(trials, wanted, tuple(found.values()), seen)
         if outcome.begun and outcome.record is not None and policy.spec is not None:
             spec = trial_spec(wanted, outcome.record, policy.spec)
@@ -195,12 +199,12 @@ class TrialRunner:
                 await self._write(ref, name, status)
 
     async def _prune(self, ref: ServingRef, found: Mapping[str, KVTrial]) -> None:
-        """Delete the oldest trials that edits asked for; those that people made are theirs."""
+        """Delete the oldest trials that nobody made by hand."""
         ended = sorted(
             (
                 trial
                 for trial in found.values()
-                if trial.spec.requested_by is RequestedBy.SPEC and not is_open(trial)
+                if trial.spec.requested_by is not RequestedBy.USER and not is_open(trial)
             ),
             key=lambda trial: trial.status.finished_at or "",
         )

@@ -26,6 +26,7 @@ from kvserving_operator.trials.policy import (
     untried,
 )
 from kvserving_operator.trials.record import Record, Rejected, Settled, Trials, remembered
+from kvserving_tuner.decision import Action, Decision, Knob
 from kvserving_tuner.probes.names import Probe
 from kvserving_tuner.settings import Slo
 from kvserving_tuner.trials.plan import Gain
@@ -140,6 +141,26 @@ def trial_spec(wanted: Wanted, record: Record, policy: KVRollbackPolicySpec) -> 
         ),
         policy=policy,
         requested_by=RequestedBy.SPEC,
+    )
+
+
+def tuner_trial(wanted: Wanted, decision: Decision | None) -> tuple[str, KVTrialSpec] | None:
+    """Name and spec of the trial that the tuner asks for; None where it asks for none.
+
+    The name follows from the decision: a killed operator makes it once.
+    """
+    if decision is None or decision.action is not Action.TRIAL or decision.change is None:
+        return None
+    if wanted.policy is None or decision.change.knob is not Knob.KV_CACHE_DTYPE:
+        return None
+    dtype = KVCacheDType(str(decision.change.to_value))
+    ending = f"-{content_hash({'decision': decision.id, 'to': dtype.value})[:NAME_HASH]}"
+    return wanted.name[: NAME_LIMIT - len(ending)] + ending, KVTrialSpec(
+        serving_ref=ObjectReference(name=wanted.name),
+        serving_generation=wanted.generation,
+        change=ChangeSpec(kv_cache_dtype=dtype),
+        policy=wanted.policy,
+        requested_by=RequestedBy.TUNER,
     )
 
 

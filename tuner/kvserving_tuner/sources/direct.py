@@ -1,7 +1,7 @@
 """Reads each engine's own /metrics: no monitoring stack needed, and never older than the call."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import httpx
 
@@ -13,6 +13,8 @@ from kvserving_tuner.sources.base import Attempt, EngineTarget, Histories
 TIMEOUT_SECONDS = 3.0
 """An engine that needs longer to answer is not in a state to be tuned."""
 CONCURRENCY = 32
+OnRead = Callable[[Mapping[str, Attempt]], None]
+"""Is shown what was read of each target, before anything is made of it."""
 
 
 class DirectSource:
@@ -24,7 +26,9 @@ class DirectSource:
         windows: Windows | None = None,
         thresholds: Thresholds | None = None,
         timeout_seconds: float = TIMEOUT_SECONDS,
+        on_read: OnRead | None = None,
     ) -> None:
+        self._on_read = on_read
         self._client = client
         self._timeout = timeout_seconds
         self._histories = Histories(windows, thresholds)
@@ -39,7 +43,10 @@ class DirectSource:
 
         read = await asyncio.gather(*(attempt(target) for target in targets))
         names = [target.name for target in targets]
-        return self._histories.update(targets, dict(zip(names, read, strict=True)), now)
+        found = dict(zip(names, read, strict=True))
+        if self._on_read is not None:
+            self._on_read(found)
+        return self._histories.update(targets, found, now)
 
     async def _scrape(self, target: EngineTarget, now: float) -> Attempt:
         url = target.url.rstrip("/") + "/metrics"

@@ -170,6 +170,7 @@ class DecisionAction(StrEnum):
     HOLD = "Hold"
     CHANGE = "Change"
     RECOMMEND = "Recommend"
+    TRIAL = "Trial"
 
 
 class DecisionStatus(StatusModel):

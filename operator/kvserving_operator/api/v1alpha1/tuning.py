@@ -102,6 +102,7 @@ class TuningSpec(ApiModel):
         ]
         | None
     ) = None
-    """KV dtypes that the tuner may recommend; the default is the dtype of the spec alone."""
+    """KV dtypes that the tuner may go to where the KV cache binds: by a trial in mode Auto under a
+    policy, else as a recommendation; the default is the dtype of the spec alone."""
     cooldown: CooldownSpec = Field(default_factory=CooldownSpec, json_schema_extra={"default": {}})
     """Pauses between changes."""

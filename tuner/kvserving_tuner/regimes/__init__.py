@@ -1,0 +1,1 @@
+"""Loads: their fingerprints, when they change, and what served each of them best."""
