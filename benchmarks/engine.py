@@ -104,6 +104,7 @@ class Engine:
         self._chance = random.Random(7)  # noqa: S311
         self._tokens: dict[str, int] = {}
         self._number = 0
+        self._profiles: bool = options.kernels
         _spread_weights(self._runner.model)
 
     def describe(self) -> dict[str, Any]:
@@ -134,6 +135,7 @@ class Engine:
             self._step()
             walls.append(time.perf_counter() - start)
         _synchronize()
+        kernels = self._kernels() if self._profiles else {}
         graphs = [start.elapsed_time(end) for start, end, size in self._events if size >= batch]
         self._end()
         return {
@@ -144,6 +146,7 @@ class Engine:
             "decode_ms": round(statistics.median(graphs), 3) if graphs else None,
             "wall_ms": round(statistics.median(walls) * 1e3, 3),
             "prefill_seconds": round(prefill, 3),
+            **kernels,
         }
 
     def prefill(self, length: int) -> dict[str, Any]:
@@ -165,6 +168,17 @@ class Engine:
         took = time.perf_counter() - began
         throughput = round(requests * answer / took, 1)
         return {"load": "serving", "batch": requests, "context": prompt, "throughput": throughput}
+
+    def _kernels(self, steps: int = 8) -> dict[str, Any]:
+        """Microseconds of a step in each kernel, the longest first."""
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            for _ in range(steps):
+                self._step()
+            _synchronize()
+        found = sorted(seen.key_averages(), key=lambda each: -each.device_time_total)
+        return {"kernels": {e.key[:60]: round(e.device_time_total / steps, 1) for e in found[:12]}}
 
     def _add(self, lengths: Sequence[int], tokens: int) -> None:
         from vllm import SamplingParams
@@ -253,6 +267,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=0, help="of the serving load")
     parser.add_argument("--prompt", type=int, default=3000)
     parser.add_argument("--answer", type=int, default=1000)
+    parser.add_argument("--kernels", action="store_true", help="and the time of each kernel")
     parser.add_argument("--compile", action="store_true", help="compile the model with torch")
     parser.add_argument(
         "--out", type=Path, default=envelope.ROOT / "benchmarks/results/engine_h200.json"
