@@ -49,6 +49,10 @@ class Record(_Frozen):
     """Start of the block of time that is being measured, in seconds since the epoch."""
     own_failures: Mapping[str, float] = Field(default_factory=dict)
     """Tasks of the trial itself that engines have failed since then, by pod."""
+    failed_prompt: str = ""
+    """Why the last prompt could not be scored; empty where it was."""
+    failed_task: str = ""
+    """The same of tasks."""
     again: bool = False
     """Whether the same change is to be tried anew: its pods were replaced, and it is wanted still.
     """
@@ -132,7 +136,7 @@ def remembered(rejections: Iterable[Rejected], now: float) -> tuple[Rejected, ..
     return tuple(each for each in rejections if each.until > now)
 
 
-PASSING = {"looked_at", "step_seconds", "step_requests", "stalled_seconds", "note"}
+PASSING = {"looked_at", "step_seconds", "step_requests", "stalled_seconds", "note", "held"}
 """Parts of a progress that every look moves."""
 SECONDS_UNSTORED = 30.0
 """Most time of a trial that a killed operator loses."""
@@ -151,6 +155,7 @@ class Trials(_Frozen):
         """What is worth a write when it changes."""
         running: dict[str, Any] = {
             "progress": PASSING, "finished": True, "evidence_at": True, "own_tasks": True,
+            "failed_prompt": True, "failed_task": True,
         }  # fmt: skip
         if self.running is None or self.running.progress.alternation is None:
             # Engines side by side may be compared from any moment on; one that takes turns with

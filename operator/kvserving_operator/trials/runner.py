@@ -114,6 +114,9 @@ class TrialRunner:
             max_tokens=serving.spec.engine.max_model_len or _context(turn.readback.runtime),
             now=now,
             split=split,
+            unanswered_seconds=max(
+                self._probing.unanswered_seconds, self._asking.unanswered_seconds
+            ),
         )
         outcome = look(trials, wanted, tuple(found.values()), seen)
         if outcome.begun and outcome.record is not None and policy.spec is not None:

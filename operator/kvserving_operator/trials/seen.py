@@ -18,14 +18,18 @@ from kvserving_operator.trials.probe_set import ProbeSet
 from kvserving_operator.trials.probing import Pair
 from kvserving_operator.trials.record import Record
 from kvserving_operator.trials.select import Wanted
+from kvserving_tuner.aliases import SPECS, Quantity
 from kvserving_tuner.judge import HardStop, Split
 from kvserving_tuner.observation import Observation
 from kvserving_tuner.readings import Known
 from kvserving_tuner.runtime_client import RuntimeState
 from kvserving_tuner.sources.base import EngineTarget
 from kvserving_tuner.trials.facts import Facts, Wish
+from kvserving_tuner.trials.plan import Guard, Plan
 
 UNKNOWN_BLOCK_SIZE = 128
+GUARDED = {Guard.TTFT: Quantity.TTFT, Guard.TPOT: Quantity.TPOT}
+"""What guards rest on beside what every observation has to have."""
 FINISHED_TOTAL = "finished"
 """Name of the observation's counter of finished requests."""
 
@@ -50,6 +54,8 @@ class Seen:
     now: float
     split: Split | None = None
     """Requests of both arms where a route's weight is in force."""
+    unanswered_seconds: float = 0.0
+    """For how long the probe that is under way has not been answered."""
 
 
 def ready_pods(seen: Seen) -> tuple[str, ...]:
@@ -96,7 +102,15 @@ def facts_of(
         "containers": known,
         "finished": counted,
         "again": record.again or (replaced and still_wanted),
+        "failed_prompt": record.failed_prompt,
+        "failed_task": record.failed_task,
     }
+    for pair in seen.pairs:
+        if pair.request.trial == record.name:
+            update["failed_prompt"] = failure(pair)
+    for answer in seen.answers:
+        if answer.ask.trial == record.name:
+            update["failed_task"] = failure(answer)
     record = record.model_copy(update=update)
     facts = Facts(
         now=seen.now,
@@ -107,7 +121,8 @@ def facts_of(
         offered=not unable,
         unoffered=unable[0] if unable else "",
         finished=finished,
-        blocked=_blocked(seen),
+        blocked=_blocked(record.plan, seen),
+        unanswered_seconds=seen.unanswered_seconds,
         refused="" if refusal is None else f"pod {refusal.pod}: {refusal.message}",
         split=seen.split,
         hard_stop=HardStop.CRASHED if ended else None,
@@ -154,13 +169,30 @@ def _finished(record: Record, seen: Seen, has: frozenset[str]) -> tuple[float, d
     return new, counted
 
 
-def _blocked(seen: Seen) -> str:
+def failure(measured: Pair | Answer) -> str:
+    """Why a probe could not be measured; empty where it was."""
+    if not measured.error:
+        return ""
+    return ("ProbeSetTooShort: " if measured.too_short else "probe: ") + measured.error
+
+
+def _blocked(plan: Plan, seen: Seen) -> str:
     if seen.probe_set.problem:
         return seen.probe_set.problem
-    if seen.observation is not None and seen.observation.blocking():
+    if seen.observation is None:
+        return ""
+    if seen.observation.blocking():
         return seen.observation.blocking()[0].message
-    measured: tuple[Pair | Answer, ...] = (*seen.pairs, *seen.answers)
-    failed = next((each for each in measured if each.error), None)
-    if failed is not None:
-        return ("ProbeSetTooShort: " if failed.too_short else "probe: ") + failed.error
+    return _unguarded(plan, seen.observation)
+
+
+def _unguarded(plan: Plan, observation: Observation) -> str:
+    """Which metric is missing without which users of the change are not looked after."""
+    needed = [Quantity.FINISHED, *(GUARDED[guard] for guard in plan.guards if guard in GUARDED)]
+    for engine in observation.engines:
+        for quantity in needed:
+            # One that exports nothing at all is a problem of the observation.
+            if engine.names and quantity.value not in engine.names:
+                tried = ", ".join(alias.name for alias in SPECS[quantity].aliases)
+                return f"{engine.target}: no metric for {quantity}: none of {tried}"
     return ""
