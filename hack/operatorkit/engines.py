@@ -18,6 +18,8 @@ class Engines:
         self.caps: dict[str, int] = {}
         self.dtypes: dict[str, str] = {}
         self.model_dtype = "bfloat16"
+        self.weights: dict[str, str] = {}
+        """Hashes of what engines have loaded, by address."""
         self.offers: tuple[str, ...] = ("auto", "bfloat16", "int8", "int4", "int2")
         self.unavailable: dict[str, str] = {}
         """Formats, or policies of eviction, that engines say they cannot have, with the reason."""
@@ -139,7 +141,7 @@ class Engines:
     def _document(self, host: str) -> dict[str, Any]:
         dtype = self.dtypes.get(host, self.model_dtype)
         document = runtime_document(self.caps[host], dtype, self.offers)
-        document["startup"]["dtype"] = self.model_dtype
+        document["startup"] |= {"dtype": self.model_dtype, "weights": self.weights.get(host)}
         document["effective"]["eviction"] = self.evictions.get(host, {"policy": "None"})
         document["envelope"]["eviction"] = {
             "values": ["None", "StreamingLLM"],

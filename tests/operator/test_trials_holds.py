@@ -10,13 +10,16 @@ import pytest
 from kvserving_operator.trials.background import Background
 from operatorkit.engines import HISTOGRAMS
 from operatorkit.trials import (
+    GUARDED,
     POLICY,
     evidence,
     only_trial,
+    put_policy,
     put_trial,
     reach,
     ready,
     serve,
+    trials,
 )
 from operatorkit.world import World
 
@@ -104,6 +107,45 @@ async def test_a_guard_without_its_metric_holds_the_trial(
     assert metric.removesuffix("_total") in status["message"]
     assert metric.removesuffix("_total") in told(world)
     world.engines.hidden = set()
+    await serve(world, 60)
+    assert "Promoted" == only_trial(world).get("verdict"), only_trial(world)
+
+
+async def test_nothing_is_promoted_on_what_other_weights_showed(world: World) -> None:
+    old, new = ({f"10.0.0.{n}": name for n in (1, 2)} for name in ("old", "new"))
+    world.engines.weights = old
+    await ready(world)
+    put_policy(world, **policy(minRequests=200))
+    world.put(replicas=2, **GUARDED, kvCache={"dtype": "int8"})
+    await reach(world, "Running")
+    await serve(world, 30)
+    assert "Passed" == evidence(world)["ServedLikelihoodShort"]["outcome"]
+    (before,) = trials(world)
+    # Engines reload one after another: in between, there is nothing to compare.
+    world.engines.weights = old | {"10.0.0.2": "new"}
+    await serve(world, 30)
+    assert "different weights" in only_trial(world)["message"]
+    assert "different weights" in told(world)
+    assert "verdict" not in only_trial(world)
+
+    world.engines.weights = new
+    # What is tried anew has to show everything anew, and of this format nothing good.
+    world.engines.worse = {"int8": 0.4}
+    await serve(world, 60)
+    statuses = {name: trial["status"] for name, trial in trials(world).items()}
+    first = statuses.pop(before)
+    assert ("Void", "Superseded") == (first["verdict"], first["reason"])
+    assert "other weights" in first["message"]
+    (second,) = statuses.values()
+    assert ("RolledBack", "QualityDrop") == (second["verdict"], second["reason"])
+
+
+async def test_engines_that_do_not_tell_their_weights_are_compared_all_the_same(
+    world: World,
+) -> None:
+    world.engines.weights = {"10.0.0.1": "known"}
+    await ready(world)
+    put_trial(world, policy=policy())
     await serve(world, 60)
     assert "Promoted" == only_trial(world).get("verdict"), only_trial(world)
 

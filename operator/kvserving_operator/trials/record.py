@@ -28,6 +28,8 @@ class Record(_Frozen):
     """`spec.kvCache` while it runs; an edit voids it."""
     template: str
     """Hash of the pods' template; other pods are another trial's."""
+    weights: str = ""
+    """Hash of the weights that its engines have; empty where they do not tell."""
     stable: KVSettings
     """In force when it began."""
     candidate: KVSettings

@@ -63,6 +63,18 @@ def ready_pods(seen: Seen) -> tuple[str, ...]:
     return tuple(sorted(pod.name for pod in seen.pods if pod.ready and pod.name in seen.runtime))
 
 
+def weights_of(seen: Seen) -> frozenset[str]:
+    """Hashes of the weights of pods that answer, of engines that tell them."""
+    told = (seen.runtime[name].startup.get("weights") for name in ready_pods(seen))
+    return frozenset(each for each in told if isinstance(each, str))
+
+
+def same_weights(seen: Seen) -> str:
+    """Hash of the weights that all of them have; empty where they differ or do not tell."""
+    found = weights_of(seen)
+    return next(iter(found)) if len(found) == 1 else ""
+
+
 def block_size(seen: Seen) -> int:
     """Tokens of a block, the most where engines differ."""
     sizes = [state.capacity.block_size or 0 for state in seen.runtime.values()]
@@ -96,10 +108,14 @@ def facts_of(
     # A note that an engine is being asked is no refusal: the operator may have ended over it.
     key = record.candidate.key(record.name)
     refusal = next(iter(current_refusals(seen.refusals, seen.pods, key)), None)
-    replaced = record.progress.conclusion is None and wanted.template != record.template
+    weights = same_weights(seen)
+    reloaded = bool(record.weights and weights) and weights != record.weights
+    other = reloaded or wanted.template != record.template
+    replaced = record.progress.conclusion is None and other
     still_wanted = record.requested_by is RequestedBy.SPEC and wanted.asked == record.asked
     update = {
         "containers": known,
+        "weights": record.weights or weights,
         "finished": counted,
         "again": record.again or (replaced and still_wanted),
         "failed_prompt": record.failed_prompt,
@@ -126,17 +142,21 @@ def facts_of(
         refused="" if refusal is None else f"pod {refusal.pod}: {refusal.message}",
         split=seen.split,
         hard_stop=HardStop.CRASHED if ended else None,
-        superseded=_superseded(record, wanted, trial, is_new=is_new),
+        superseded=_superseded(record, wanted, trial, is_new=is_new, reloaded=reloaded),
         wish=Wish.RUN if trial is None else Wish(trial.spec.control.value),
     )
     return record, facts
 
 
-def _superseded(record: Record, wanted: Wanted, trial: KVTrial | None, *, is_new: bool) -> str:
+def _superseded(
+    record: Record, wanted: Wanted, trial: KVTrial | None, *, is_new: bool, reloaded: bool
+) -> str:
     if wanted.asked != record.asked:
         return f"spec.kvCache was edited to {wanted.asked}"
     if wanted.template != record.template:
         return "the spec was edited, and engines with other start-up settings replace these"
+    if reloaded:
+        return "engines have loaded other weights, which nothing was measured of"
     # A new one's object is made after this look.
     if trial is None and not is_new and record.progress.looked_at is not None:
         return "its KVTrial was deleted"
@@ -179,6 +199,8 @@ def failure(measured: Pair | Answer) -> str:
 def _blocked(plan: Plan, seen: Seen) -> str:
     if seen.probe_set.problem:
         return seen.probe_set.problem
+    if len(weights_of(seen)) > 1:
+        return "engines have loaded different weights under one name"
     if seen.observation is None:
         return ""
     if seen.observation.blocking():
