@@ -368,6 +368,13 @@ def test_a_probe_without_an_answer_is_no_evidence_whatever_users_do(
         assert not fleet.look(5).held
 
 
+def test_what_holds_a_trial_is_the_same_news_from_look_to_look() -> None:
+    fleet = running()
+    seen = {fleet.look(blocked=f"newest sample is {age} s old").held for age in (30, 35, 40)}
+    assert seen == {"newest sample is a while old"}
+    assert "40 s old" in fleet.progress.note
+
+
 @pytest.mark.parametrize("screened", [True, False])
 def test_no_pod_takes_a_change_while_nobody_could_see_what_it_does(screened: bool) -> None:
     fleet = Fleet(PLAN.model_copy(update={"screened": screened}))
