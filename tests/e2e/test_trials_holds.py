@@ -347,7 +347,7 @@ def test_weights_that_change_where_they_lie_end_what_was_measured(
         status = trial.status
         assert ("Void", "Superseded") == (status["verdict"], status["reason"]), status
         assert "other weights" in status["message"]
-    wait_ready(kube, NAME, serving)
+        wait_ready(kube, NAME, serving)
 
 
 def samples(status: Mapping[str, Any]) -> int:
