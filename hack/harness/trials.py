@@ -53,9 +53,9 @@ def control(kube: Kube, namespace: str, trial: str, wish: str) -> None:
 
 
 def dtypes(kube: Kube, serving: str, namespace: str) -> list[str]:
-    """KV formats of a KVServing's engines, by its status."""
+    """KV formats of a KVServing's engines, by its status; empty for one that cannot be asked."""
     status = (kube.get(KVSERVING, serving, namespace) or {})["status"]
-    return sorted(pod["kvCacheDtype"] for pod in status["pods"])
+    return sorted(pod.get("kvCacheDtype", "") for pod in status["pods"])
 
 
 def _has(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

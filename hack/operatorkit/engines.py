@@ -18,6 +18,8 @@ class Engines:
         self.caps: dict[str, int] = {}
         self.dtypes: dict[str, str] = {}
         self.model_dtype = "bfloat16"
+        self.weights: dict[str, str] = {}
+        """Hashes of what engines have loaded, by address."""
         self.offers: tuple[str, ...] = ("auto", "bfloat16", "int8", "int4", "int2")
         self.unavailable: dict[str, str] = {}
         """Formats, or policies of eviction, that engines say they cannot have, with the reason."""
@@ -39,6 +41,8 @@ class Engines:
         self.errors: dict[str, int] = {}
         """Requests that engines have failed, by address."""
         self.counts_errors = True
+        self.hidden: set[str] = set()
+        """Metrics that engines do not export."""
         self.prompts: list[str] = []
         """Texts that were tokenized."""
         self.prompt_tokens = 400
@@ -75,7 +79,11 @@ class Engines:
             failed = self.errors.get(host, 0) if self.counts_errors else None
             counts = self.finished + answered, failed
             text = exposition(self.running, self.preemptions, *counts)
-            return httpx.Response(200, text=text)
+            lines = (
+                line for line in text.splitlines(keepends=True)
+                if not line.startswith(tuple(self.hidden))
+            )  # fmt: skip
+            return httpx.Response(200, text="".join(lines))
         if request.url.path == "/tokenize":
             body = json.loads(request.content)
             self.prompts.append(str(body.get("prompt", "")))
@@ -133,7 +141,7 @@ class Engines:
     def _document(self, host: str) -> dict[str, Any]:
         dtype = self.dtypes.get(host, self.model_dtype)
         document = runtime_document(self.caps[host], dtype, self.offers)
-        document["startup"]["dtype"] = self.model_dtype
+        document["startup"] |= {"dtype": self.model_dtype, "weights": self.weights.get(host)}
         document["effective"]["eviction"] = self.evictions.get(host, {"policy": "None"})
         document["envelope"]["eviction"] = {
             "values": ["None", "StreamingLLM"],
@@ -153,6 +161,9 @@ class Engines:
             offer["unavailable"] = reasons
 
 
+HISTOGRAMS = ("vllm:time_to_first_token_seconds", "vllm:request_time_per_output_token_seconds")
+
+
 def exposition(running: int, preemptions: int, finished: int = 9, failed: int | None = 0) -> str:
     """Metrics of an engine in vLLM's names."""
     labels = '{engine="0",model_name="tiny"}'
@@ -161,13 +172,19 @@ def exposition(running: int, preemptions: int, finished: int = 9, failed: int | 
         "vllm:num_requests_waiting": 0,
         "vllm:kv_cache_usage_perc": 0.25,
         "vllm:num_preemptions_total": preemptions,
-        "vllm:generation_tokens_total": 1000,
+        "vllm:generation_tokens_total": 1000 + 16 * (finished - 9),
         "vllm:prompt_tokens_total": 1000,
         "vllm:prefix_cache_queries_total": 0,
         "vllm:prefix_cache_hits_total": 0,
         "kvserving:max_active_seqs": 16,
     }
     lines = [f"{name}{labels} {value}" for name, value in values.items()]
+    for histogram in HISTOGRAMS:
+        lines += [
+            f'{histogram}_bucket{{engine="0",le="+Inf",model_name="tiny"}} 0',
+            f"{histogram}_sum{labels} 0",
+            f"{histogram}_count{labels} 0",
+        ]
     reasons = {"stop": finished, "error": failed}
     lines += [
         f'vllm:request_success_total{{engine="0",finished_reason="{reason}",model_name="tiny"}} {n}'

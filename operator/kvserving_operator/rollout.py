@@ -174,14 +174,18 @@ def _check(at: Situation, candidate: Revision) -> Step:
     drops = drop_checks(at, keep=candidate)
     if pod is None:
         actions = (*drops, new_check(at, candidate))
-        return Step(at.state, Phase.CHECKING, Reason.PREFLIGHT_RUNNING, CHECKING, actions)
+        message = f"{CHECKING}{_effect(at)}"
+        return Step(at.state, Phase.CHECKING, Reason.PREFLIGHT_RUNNING, message, actions)
     found = judge(at, candidate, pod)
     if found is None:
         # With no pod to protect, waiting long for the check only delays the first one.
         first = at.state.current is None
         if first and at.now - pod.created_at >= at.settings.preflight_first_wait_seconds:
             return _put_in_force(at, candidate, drops)
-        return Step(at.state, Phase.CHECKING, *progress(pod), drops)
+        reason, message = progress(pod)
+        if reason is Reason.PREFLIGHT_RUNNING:
+            message = f"{message}{_effect(at)}"
+        return Step(at.state, Phase.CHECKING, reason, message, drops)
     verdict, announcement = found
     at = replace(at, state=at.state.judged(verdict))
     actions = (*drop_checks(at), *([announcement] if announcement else []))
@@ -194,8 +198,19 @@ def _put_in_force(at: Situation, revision: Revision, actions: tuple[Action, ...]
     """Make a template the one to run; its pods are watched from the next step on."""
     current = revision.model_copy(update={"since": at.now})
     state = at.state.model_copy(update={"current": current, "candidate": None})
-    message = f"pods are being replaced to run template {revision.hash[:8]}"
+    message = f"pods are being replaced to run template {revision.hash[:8]}{_effect(at)}"
     return Step(state, Phase.ROLLING, Reason.ROLLING_OUT, message, actions)
+
+
+def _effect(at: Situation) -> str:
+    """What users are to expect of the replacement of pods; empty where none answer yet."""
+    if not any(pod.ready and not pod.deleting for pod in at.pods):
+        return ""
+    wanted = at.spec.replicas
+    least = max(0, wanted - at.spec.rollout.max_unavailable)
+    if least:
+        return f"; at least {least} of {wanted} engines answer while pods are replaced"
+    return "; no engine answers from when the old pods leave until a new one has loaded the model"
 
 
 def _watch(at: Situation, current: Revision) -> Step:

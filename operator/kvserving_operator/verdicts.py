@@ -103,6 +103,8 @@ def quality_gate(facts: Facts) -> Outcome:
     if record is not None:
         state = record.progress.state.value
         message = f"trial {record.name}, {record.change}: {state}"
+        if record.progress.held:
+            message = f"{message}, holds: {record.progress.held}"
         return Outcome(None, Reason.TRIAL_RUNNING, message)
     if settled is None or not settled.trial:
         return Outcome(None, Reason.NOT_RUN, "no trial has measured quality")

@@ -83,7 +83,7 @@ class FakeEngine:
             },
             capacity=Capacity(4096, 32, 128, 1024, 4_194_304, 4.0),
             versions=Versions("0.32.0", "0.1.0"),
-            startup=Startup(64, 2048, 1024, True, "bfloat16"),
+            startup=Startup(64, 2048, 1024, True, "bfloat16", "a1b2"),
         )
 
 
@@ -135,6 +135,7 @@ def test_the_document_has_the_shape_that_clients_know(controller: RuntimeControl
             "max_model_len": 1024,
             "prefix_caching": True,
             "dtype": "bfloat16",
+            "weights": "a1b2",
         },
         "counters": {
             "evicted_blocks": 0,

@@ -53,11 +53,34 @@ async def test_every_child_goes_with_its_serving(world: World) -> None:
             assert NAME == child["metadata"]["labels"]["kvserving.dev/serving"]
 
 
+@pytest.mark.parametrize(
+    ("replicas", "rollout", "expected"),
+    [
+        (1, {}, "no engine answers from when the old pods leave"),
+        (1, {"maxSurge": 1, "maxUnavailable": 0}, "at least 1 of 1 engines answer"),
+        (3, {}, "at least 2 of 3 engines answer"),
+    ],
+)
+async def test_what_users_are_to_expect_is_said_before_a_pod_is_replaced(
+    world: World, replicas: int, rollout: dict[str, int], expected: str
+) -> None:
+    world.put(replicas=replicas, rollout=rollout)
+    await world.settle()
+    before = revision(world)
+    world.put(replicas=replicas, rollout=rollout, engine=engine_spec(maxNumSeqs=8))
+    await world.tick()
+    assert before == revision(world)
+    assert "PreflightRunning" == world.condition("Progressing")["reason"]
+    assert expected in world.condition("Progressing")["message"]
+
+
 async def test_the_check_comes_before_the_first_pod(world: World) -> None:
     world.put()
     await world.tick()
     assert 1 == len(world.checks())
     assert {} == world.cluster.of(Kind.Deployment)
+    # Nobody is served yet who could be told what to expect.
+    assert "answer" not in world.condition("Progressing")["message"]
     assert "PreflightRunning" == world.condition("Progressing")["reason"]
 
 

@@ -127,13 +127,18 @@ def test_what_is_too_short_holds_with_its_name() -> None:
 
 def test_grades_of_16_bits_are_those_of_pods_and_settings_that_are_still_there() -> None:
     kept = {"Needle512": Baseline(shown_percent=80)}
-    before = promoted(watched=Watched(baselines=kept))
-    assert before.baselines_of(INT8, "t") == kept
-    assert before.baselines_of(KVSettings(), "t") == {}
-    assert before.baselines_of(INT8, "other") == {}
+    before = promoted(watched=Watched(baselines=kept), weights="w")
+    assert before.baselines_of(INT8, "t", "w") == kept
+    assert before.baselines_of(KVSettings(), "t", "w") == {}
+    assert before.baselines_of(INT8, "other", "w") == {}
+    assert before.baselines_of(INT8, "t", "other") == {}
     floors = before.plan.floors
     # Also where the old template comes back: its pods may have loaded other weights by then.
-    assert before.under("other", floors).under("t", floors).baselines_of(INT8, "t") == {}
+    for template, weights in (("other", "w"), ("t", "other")):
+        after = before.under(template, weights, floors).under("t", "w", floors)
+        assert after.baselines_of(INT8, "t", "w") == {}
+    # Engines that cannot be asked now, or that differ for a while, tell nothing.
+    assert before.under("t", "", floors).baselines_of(INT8, "t", "w") == kept
 
 
 def test_a_part_of_the_watch_that_moves_is_worth_a_write() -> None:

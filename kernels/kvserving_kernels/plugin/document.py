@@ -55,6 +55,8 @@ class Startup:
     max_model_len: int
     prefix_caching: bool
     dtype: str
+    weights: str | None = None
+    """Hash that tells these weights from others; None where it is not known."""
 
 
 @dataclass(frozen=True)

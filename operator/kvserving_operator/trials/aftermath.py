@@ -65,7 +65,11 @@ def after(trials: Trials, record: Record, now: float) -> Trials:
     watch = trials.watch
     if promoted:
         # Beside a quantized cache or eviction no engine answered in 16 bits, but some had before.
-        known = {} if watch is None else watch.baselines_of(record.stable, record.template)
+        known = (
+            {}
+            if watch is None
+            else watch.baselines_of(record.stable, record.template, record.weights)
+        )
         watch = Watch(
             trial=record.name,
             settings=record.candidate,
@@ -73,6 +77,7 @@ def after(trials: Trials, record: Record, now: float) -> Trials:
             plan=record.plan,
             reject_for_seconds=record.reject_for_seconds,
             template=record.template,
+            weights=record.weights,
             watched=begin(record.plan, record.progress, known),
         )
     return Trials(settled=settled, rejected=rejected, watch=watch)

@@ -76,8 +76,7 @@ class Asking(Background[Answer]):
         monotonic: Callable[[], float] = time.monotonic,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__()
-        self._clock = clock
+        super().__init__(clock)
         self._client = client
         self._sleep = sleep
         self._monotonic = monotonic
@@ -89,7 +88,8 @@ class Asking(Background[Answer]):
     async def _answers(self, asks: Sequence[Ask]) -> AsyncIterator[Answer]:
         for ask in asks:
             began = self._monotonic()
-            answer = await self._answer(ask)
+            with self._asking():
+                answer = await self._answer(ask)
             yield replace(answer, at=self._clock())
             if answer.error:
                 break

@@ -55,9 +55,8 @@ class Probing(Background[Pair]):
     """A few pairs one after another."""
 
     def __init__(self, client: ProbeClient, clock: Callable[[], float] = time.time) -> None:
-        super().__init__()
+        super().__init__(clock)
         self._client = client
-        self._clock = clock
 
     def ask(self, requests: Sequence[Request], prompts: Sequence[Prompt]) -> None:
         """Begin with these pairs, unless others are under way."""
@@ -67,7 +66,8 @@ class Probing(Background[Pair]):
         self, requests: Sequence[Request], prompts: Sequence[Prompt]
     ) -> AsyncIterator[Pair]:
         for request in requests:
-            pair = await self._score(request, prompts[request.number])
+            with self._asking():
+                pair = await self._score(request, prompts[request.number])
             yield replace(pair, at=self._clock())
             if pair.error:
                 break

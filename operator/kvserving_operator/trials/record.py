@@ -28,6 +28,8 @@ class Record(_Frozen):
     """`spec.kvCache` while it runs; an edit voids it."""
     template: str
     """Hash of the pods' template; other pods are another trial's."""
+    weights: str = ""
+    """Hash of the weights that its engines have; empty where they do not tell."""
     stable: KVSettings
     """In force when it began."""
     candidate: KVSettings
@@ -49,6 +51,10 @@ class Record(_Frozen):
     """Start of the block of time that is being measured, in seconds since the epoch."""
     own_failures: Mapping[str, float] = Field(default_factory=dict)
     """Tasks of the trial itself that engines have failed since then, by pod."""
+    failed_prompt: str = ""
+    """Why the last prompt could not be scored; empty where it was."""
+    failed_task: str = ""
+    """The same of tasks."""
     again: bool = False
     """Whether the same change is to be tried anew: its pods were replaced, and it is wanted still.
     """
@@ -134,7 +140,15 @@ def remembered(rejections: Iterable[Rejected], now: float) -> tuple[Rejected, ..
 
 PASSING: Any = {
     **dict.fromkeys(
-        ("looked_at", "step_seconds", "step_requests", "quiet_seconds", "stalled_seconds", "note"),
+        (
+            "looked_at",
+            "step_seconds",
+            "step_requests",
+            "quiet_seconds",
+            "stalled_seconds",
+            "note",
+            "held",
+        ),
         True,
     ),
     "schedule": {"seconds", "waited", "in_flight", "shortest"},
@@ -157,6 +171,7 @@ class Trials(_Frozen):
         """What is worth a write when it changes."""
         running: dict[str, Any] = {
             "progress": PASSING, "finished": True, "evidence_at": True, "own_tasks": True,
+            "failed_prompt": True, "failed_task": True,
         }  # fmt: skip
         if self.running is None or self.running.progress.alternation is None:
             # Engines side by side may be compared from any moment on; one that takes turns with

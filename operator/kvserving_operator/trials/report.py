@@ -147,7 +147,7 @@ def events(outcome: Outcome) -> tuple[Announce, ...]:
     if new.state is State.RUNNING and (old is None or (old.state, old.step) != step):
         pods = ", ".join(new.candidates)
         percent = record.plan.steps[new.step]
-        message = f"{name}: step {new.step} ({percent} %): pods {pods} take the change"
+        message = f"{name}: step {new.step} ({percent} %): pods {pods} take the change: {new.note}"
         said.append(Announce(Reason.TRIAL_STEP.value, message))
     if new.state is State.APPROVAL and (old is None or old.state is not State.APPROVAL):
         said.append(Announce(Reason.TRIAL_APPROVAL.value, f"{name}: {new.note}"))

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvserving_operator.api.errors import SpecError
 from kvserving_operator.api.v1alpha1 import (
@@ -29,7 +29,7 @@ from kvserving_operator.trials.probe_set import ProbeSet, read_probe_set
 from kvserving_operator.trials.probing import Probing
 from kvserving_operator.trials.record import Trials
 from kvserving_operator.trials.report import manifest, superseded_status, trial_status
-from kvserving_operator.trials.seen import Seen
+from kvserving_operator.trials.seen import Seen, same_weights
 from kvserving_operator.trials.select import Wanted, is_open, trial_spec, tuner_trial
 from kvserving_operator.trials.turn import Outcome, look
 from kvserving_operator.tuning import Turn, slo_of
@@ -115,7 +115,11 @@ class TrialRunner:
             now=now,
             split=split,
             probing=self._probing.under_way or self._asking.under_way,
+            unanswered_seconds=max(
+                self._probing.unanswered_seconds, self._asking.unanswered_seconds
+            ),
         )
+        wanted = replace(wanted, weights=same_weights(seen))
         asked_for = tuner_trial(wanted, turn.decision)
         if asked_for is not None:
             made = await self._make(manifest(ref, *asked_for))

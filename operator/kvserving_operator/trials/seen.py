@@ -18,14 +18,18 @@ from kvserving_operator.trials.probe_set import ProbeSet
 from kvserving_operator.trials.probing import Pair
 from kvserving_operator.trials.record import Record
 from kvserving_operator.trials.select import Wanted
+from kvserving_tuner.aliases import SPECS, Quantity
 from kvserving_tuner.judge import HardStop, Split
 from kvserving_tuner.observation import Observation
 from kvserving_tuner.readings import Known, total
 from kvserving_tuner.runtime_client import RuntimeState
 from kvserving_tuner.sources.base import EngineTarget
 from kvserving_tuner.trials.facts import Facts, Wish
+from kvserving_tuner.trials.plan import Guard, Plan
 
 UNKNOWN_BLOCK_SIZE = 128
+GUARDED = {Guard.TTFT: Quantity.TTFT, Guard.TPOT: Quantity.TPOT}
+"""What guards rest on beside what every observation has to have."""
 FINISHED_TOTAL = "finished"
 """Name of the observation's counter of finished requests."""
 
@@ -52,11 +56,25 @@ class Seen:
     """Requests of both arms where a route's weight is in force."""
     probing: bool = False
     """Whether a probe or a task is under way."""
+    unanswered_seconds: float = 0.0
+    """For how long the probe that is under way has not been answered."""
 
 
 def ready_pods(seen: Seen) -> tuple[str, ...]:
     """Pods that answer completions and can be asked, by name."""
     return tuple(sorted(pod.name for pod in seen.pods if pod.ready and pod.name in seen.runtime))
+
+
+def weights_of(seen: Seen) -> frozenset[str]:
+    """Hashes of the weights of pods that answer, of engines that tell them."""
+    told = (seen.runtime[name].startup.get("weights") for name in ready_pods(seen))
+    return frozenset(each for each in told if isinstance(each, str))
+
+
+def same_weights(seen: Seen) -> str:
+    """Hash of the weights that all of them have; empty where they differ or do not tell."""
+    found = weights_of(seen)
+    return next(iter(found)) if len(found) == 1 else ""
 
 
 def block_size(seen: Seen) -> int:
@@ -92,13 +110,25 @@ def facts_of(
     # A note that an engine is being asked is no refusal: the operator may have ended over it.
     key = record.candidate.key(record.name)
     refusal = next(iter(current_refusals(seen.refusals, seen.pods, key)), None)
-    replaced = record.progress.conclusion is None and wanted.template != record.template
+    weights = same_weights(seen)
+    reloaded = bool(record.weights and weights) and weights != record.weights
+    other = reloaded or wanted.template != record.template
+    replaced = record.progress.conclusion is None and other
     still_wanted = record.requested_by is RequestedBy.SPEC and wanted.asked == record.asked
     update = {
         "containers": known,
+        "weights": record.weights or weights,
         "finished": counted,
         "again": record.again or (replaced and still_wanted),
+        "failed_prompt": record.failed_prompt,
+        "failed_task": record.failed_task,
     }
+    for pair in seen.pairs:
+        if pair.request.trial == record.name:
+            update["failed_prompt"] = failure(pair)
+    for answer in seen.answers:
+        if answer.ask.trial == record.name:
+            update["failed_task"] = failure(answer)
     record = record.model_copy(update=update)
     facts = Facts(
         now=seen.now,
@@ -113,21 +143,26 @@ def facts_of(
         in_flight=_sum(seen, candidates, "running", "waiting"),
         queue=_mean(seen, candidates, "waiting"),
         others_queue=_mean(seen, [n for n in ready if n not in candidates], "waiting"),
-        blocked=_blocked(seen),
+        blocked=_blocked(record.plan, seen),
+        unanswered_seconds=seen.unanswered_seconds,
         refused="" if refusal is None else f"pod {refusal.pod}: {refusal.message}",
         split=seen.split,
         hard_stop=HardStop.CRASHED if ended else None,
-        superseded=_superseded(record, wanted, trial, is_new=is_new),
+        superseded=_superseded(record, wanted, trial, is_new=is_new, reloaded=reloaded),
         wish=Wish.RUN if trial is None else Wish(trial.spec.control.value),
     )
     return record, facts
 
 
-def _superseded(record: Record, wanted: Wanted, trial: KVTrial | None, *, is_new: bool) -> str:
+def _superseded(
+    record: Record, wanted: Wanted, trial: KVTrial | None, *, is_new: bool, reloaded: bool
+) -> str:
     if wanted.asked != record.asked:
         return f"spec.kvCache was edited to {wanted.asked}"
     if wanted.template != record.template:
         return "the spec was edited, and engines with other start-up settings replace these"
+    if reloaded:
+        return "engines have loaded other weights, which nothing was measured of"
     # A new one's object is made after this look.
     if trial is None and not is_new and record.progress.looked_at is not None:
         return "its KVTrial was deleted"
@@ -176,13 +211,32 @@ def _mean(seen: Seen, names: Collection[str], gauge: str) -> float | None:
     return None if found is None else found / len(names)
 
 
-def _blocked(seen: Seen) -> str:
+def failure(measured: Pair | Answer) -> str:
+    """Why a probe could not be measured; empty where it was."""
+    if not measured.error:
+        return ""
+    return ("ProbeSetTooShort: " if measured.too_short else "probe: ") + measured.error
+
+
+def _blocked(plan: Plan, seen: Seen) -> str:
     if seen.probe_set.problem:
         return seen.probe_set.problem
-    if seen.observation is not None and seen.observation.blocking():
+    if len(weights_of(seen)) > 1:
+        return "engines have loaded different weights under one name"
+    if seen.observation is None:
+        return ""
+    if seen.observation.blocking():
         return seen.observation.blocking()[0].message
-    measured: tuple[Pair | Answer, ...] = (*seen.pairs, *seen.answers)
-    failed = next((each for each in measured if each.error), None)
-    if failed is not None:
-        return ("ProbeSetTooShort: " if failed.too_short else "probe: ") + failed.error
+    return _unguarded(plan, seen.observation)
+
+
+def _unguarded(plan: Plan, observation: Observation) -> str:
+    """Which metric is missing without which users of the change are not looked after."""
+    needed = [Quantity.FINISHED, *(GUARDED[guard] for guard in plan.guards if guard in GUARDED)]
+    for engine in observation.engines:
+        for quantity in needed:
+            # One that exports nothing at all is a problem of the observation.
+            if engine.names and quantity.value not in engine.names:
+                tried = ", ".join(alias.name for alias in SPECS[quantity].aliases)
+                return f"{engine.target}: no metric for {quantity}: none of {tried}"
     return ""

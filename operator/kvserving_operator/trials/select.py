@@ -60,6 +60,8 @@ class Wanted:
     """Whether engines can take changes while they serve at all."""
     routed: bool = False
     """Whether a gateway's route gives a trial's candidates their share."""
+    weights: str = ""
+    """Hash of the weights of all engines; empty where they do not tell or differ."""
 
 
 def settle(trials: Trials, wanted: Wanted, now: float) -> Trials:
@@ -240,6 +242,8 @@ def trial_name(wanted: Wanted, stable: KVSettings) -> str:
         "generation": wanted.generation,
         "template": wanted.template,
     }
+    if wanted.weights:
+        change["weights"] = wanted.weights
     ending = f"-{content_hash(change)[:NAME_HASH]}"
     return wanted.name[: NAME_LIMIT - len(ending)] + ending
 

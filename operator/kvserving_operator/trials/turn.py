@@ -22,7 +22,7 @@ from kvserving_operator.trials.select import (
     spec_trial,
     why_not,
 )
-from kvserving_operator.trials.task_set import heard, next_asks, task_set
+from kvserving_operator.trials.task_set import Left, TaskSet, heard, next_asks, task_set
 from kvserving_operator.trials.watching import look_after
 from kvserving_tuner.judge import HardStop
 from kvserving_tuner.probes.prompts import Prompt
@@ -93,6 +93,7 @@ def look(trials: Trials, wanted: Wanted, found: Sequence[KVTrial], seen: Seen) -
     prompts = prompts_of(record.plan, seen)
     record, facts = _with_evidence(record, replace(facts, prompts=len(prompts)), seen)
     record, facts, left = heard(record, tasks, facts, seen)
+    facts = replace(facts, blocked=facts.blocked or _failing(record, tasks, left, facts, seen))
     progress = advance(record.plan, record.progress, facts)
     record = record.model_copy(update={"progress": progress})
     if progress.state is State.FINISHED:
@@ -132,6 +133,15 @@ def _with_evidence(record: Record, facts: Facts, seen: Seen) -> tuple[Record, Fa
         progress = scored(record.plan, progress, kind, pair.stratum, [pair.rise])
         record = record.model_copy(update={"evidence_at": pair.at})
     return with_block(record.model_copy(update={"progress": progress}), facts, seen), facts
+
+
+def _failing(record: Record, tasks: TaskSet, left: Left, facts: Facts, seen: Seen) -> str:
+    """Why the probe that is asked next has given nothing so far."""
+    if record.failed_prompt and next_prompts(record.plan, record.progress, facts) is not None:
+        return record.failed_prompt
+    if record.failed_task and next_asks(record, tasks, left, facts, seen):
+        return record.failed_task
+    return ""
 
 
 def _next_probes(record: Record, facts: Facts, seen: Seen) -> tuple[Request, ...]:

@@ -29,6 +29,8 @@ class Watch(BaseModel):
     reject_for_seconds: float
     template: str = ""
     """Hash of the template of the pods that answered in 16 bits."""
+    weights: str = ""
+    """Hash of the weights that they had; empty where they did not tell."""
     number: int = 0
     """Prompts scored so far."""
     asked_at: float = 0.0
@@ -59,15 +61,19 @@ class Watch(BaseModel):
         pause = max(TASK_SECONDS_BETWEEN, self.task_seconds / TASK_SHARE)
         return now - self.task_asked_at >= pause
 
-    def baselines_of(self, settings: KVSettings, template: str) -> Mapping[str, Baseline]:
+    def baselines_of(
+        self, settings: KVSettings, template: str, weights: str
+    ) -> Mapping[str, Baseline]:
         """What 16 bits gave before these settings were promoted, on pods of this template."""
-        same = (settings, template) == (self.settings, self.template) and self.watched.compares
+        engines = settings, template, weights
+        same = engines == (self.settings, self.template, self.weights) and self.watched.compares
         return self.watched.baselines if same else {}
 
-    def under(self, template: str, floors: Mapping[Probe, float]) -> "Watch":
-        """For the pods' template and the floors that are in force now."""
+    def under(self, template: str, weights: str, floors: Mapping[Probe, float]) -> "Watch":
+        """For the pods' template, their weights and the floors that are in force now."""
         watch = self
-        if template != self.template and self.watched.compares:
+        reloaded = bool(weights and self.weights) and weights != self.weights
+        if (template != self.template or reloaded) and self.watched.compares:
             watch = watch.model_copy(update={"watched": watch.watched.replaced()})
         if dict(floors) == self.plan.floors:
             return watch

@@ -11,7 +11,7 @@ from kvserving_operator.live import KVSettings, differences
 from kvserving_operator.trials.asking import Ask
 from kvserving_operator.trials.probing import Request
 from kvserving_operator.trials.prompt_set import prompts_of, request_of
-from kvserving_operator.trials.seen import Seen, ready_pods
+from kvserving_operator.trials.seen import Seen, failure, ready_pods, same_weights
 from kvserving_operator.trials.task_set import TaskSet, is_busy, task_set
 from kvserving_operator.trials.watch import Watch
 from kvserving_tuner.probes.names import Probe
@@ -20,8 +20,8 @@ from kvserving_tuner.trials.watched import WATCHED, fallen, graded, next_task, s
 
 NO_NUMBERS = "the engine gives likelihoods that are no numbers"
 REPLACED = (
-    "tasks are not compared with 16 bits any more, as pods of another template have replaced "
-    "those that answered in 16 bits"
+    "tasks are not compared with 16 bits any more, as pods of another template or with other "
+    "weights have replaced those that answered in 16 bits"
 )
 
 
@@ -39,7 +39,7 @@ class Watching:
 
 def look_after(watch: Watch, template: str, floors: Mapping[Probe, float], seen: Seen) -> Watching:
     """Take in what was measured, and ask for what is due."""
-    watch = watch.under(template, floors)
+    watch = watch.under(template, same_weights(seen), floors)
     pods = tuple(n for n in ready_pods(seen) if not differences(watch.settings, seen.runtime[n]))
     # Answers in 16 bits were those of engines without the change, so all cells have pairs.
     tasks = task_set(watch.plan, watch.settings, KVSettings(), seen)
@@ -73,7 +73,7 @@ def _with_pairs(watch: Watch, seen: Seen) -> Watch:
             continue
         if not pair.error and math.isnan(pair.rise):
             return watch.model_copy(update={"broken": True})
-        update: dict[str, object] = {"failed_prompt": _said(pair.error, pair.too_short)}
+        update: dict[str, object] = {"failed_prompt": failure(pair)}
         if not pair.error:
             update["watched"] = scored(watch.plan, watch.watched, pair.stratum, pair.rise)
             update["number"] = watch.number + 1
@@ -89,7 +89,7 @@ def _with_answers(watch: Watch, tasks: TaskSet, pods: tuple[str, ...], seen: See
             continue
         took = max(0.0, answer.at - watch.task_asked_at)
         update: dict[str, object] = {
-            "failed_task": _said(answer.error, answer.too_short),
+            "failed_task": failure(answer),
             "task_seconds": took,
         }
         asked = next_task(watch.plan, watch.watched, tasks.cells)
@@ -131,9 +131,3 @@ def _note(watch: Watch, tasks: TaskSet, problem: str) -> str:
     if found:
         return f"holds: {'; '.join(found)}"
     return REPLACED if watch.watched.baselines and not watch.watched.compares else ""
-
-
-def _said(error: str, too_short: bool) -> str:
-    if not error:
-        return ""
-    return ("ProbeSetTooShort: " if too_short else "probe: ") + error

@@ -24,6 +24,7 @@ from kvserving_tuner.trials.progress import (
     State,
     Verdict,
 )
+from kvserving_tuner.trials.waiting import NO_ANSWER
 
 PODS = ("a", "b", "c", "d")
 PLAN = Plan(steps=(25, 50), min_requests=10, min_seconds=60, min_samples=5, stall_seconds=300)
@@ -266,8 +267,22 @@ def test_turns_that_show_a_cost_roll_back_in_either_arm() -> None:
     fleet.look()
     fleet.progress = fleet.progress.compared(GUARDED.guard(Guard.TTFT), [0.5] * 40)
     assert fleet.look(blocked="metrics are stale").state is State.RUNNING
+    assert fleet.progress.held == "metrics are stale"
     assert fleet.look().state is State.ROLLING_BACK
     assert "TTFT" in fleet.progress.conclusion.message  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("with_change", [True, False])
+def test_turns_stall_in_either_arm(with_change: bool) -> None:
+    fleet = running(GUARDED.model_copy(update={"on_stall": OnStall.ROLLBACK}), pods=("only",))
+    if not with_change:
+        fleet.turn(0.2)
+    for _ in range(int(PLAN.stall_seconds // 30)):
+        assert fleet.progress.conclusion is None
+        fleet.look(30, blocked="metrics are stale")
+    assert fleet.progress.conclusion is not None
+    assert fleet.progress.conclusion.reason is End.STALLED
+    assert "metrics are stale" in fleet.progress.conclusion.message
 
 
 def test_a_second_engine_ends_the_turns() -> None:
@@ -329,6 +344,59 @@ def test_without_evidence_the_policy_decides(
         assert fleet.progress.conclusion.verdict is Verdict.INCONCLUSIVE
     else:
         assert "no usable evidence" in fleet.progress.note
+
+
+@pytest.mark.parametrize(("on_stall", "ends"), [(OnStall.HOLD, False), (OnStall.ROLLBACK, True)])
+@pytest.mark.parametrize("begun", [State.SCREENING, State.RUNNING])
+def test_a_probe_without_an_answer_is_no_evidence_whatever_users_do(
+    on_stall: OnStall, ends: bool, begun: State
+) -> None:
+    fleet = Fleet(PLAN.model_copy(update={"on_stall": on_stall}))
+    fleet.until(in_state(State.SCREENING))
+    if begun is State.RUNNING:
+        fleet.score(SCREENED, GOOD[:10])
+        fleet.until(in_state(State.RUNNING))
+    fleet.look(5, unanswered_seconds=5)
+    assert not fleet.progress.held
+    fleet.look(5, unanswered_seconds=PLAN.stall_seconds - 1)
+    assert fleet.progress.held == NO_ANSWER
+    assert NO_ANSWER in fleet.progress.note
+    fleet.look(5, unanswered_seconds=PLAN.stall_seconds)
+    assert "no usable evidence" in (fleet.progress.note or str(fleet.progress.conclusion))
+    assert (fleet.progress.state is State.ROLLING_BACK) == ends
+    if not ends:
+        assert not fleet.look(5).held
+
+
+def test_what_holds_a_trial_is_the_same_news_from_look_to_look() -> None:
+    fleet = running()
+    seen = {fleet.look(blocked=f"newest sample is {age} s old").held for age in (30, 35, 40)}
+    assert seen == {"newest sample is a while old"}
+    assert "40 s old" in fleet.progress.note
+
+
+@pytest.mark.parametrize("screened", [True, False])
+def test_no_pod_takes_a_change_while_nobody_could_see_what_it_does(screened: bool) -> None:
+    fleet = Fleet(PLAN.model_copy(update={"screened": screened}))
+    for _ in range(5):
+        fleet.look(blocked="metrics are stale")
+        fleet.score(SCREENED, GOOD[:10])
+    assert not fleet.progress.candidates
+    assert fleet.progress.held == "metrics are stale"
+    assert fleet.progress.state in (State.PENDING, State.SCREENING)
+    fleet.until(in_state(State.RUNNING))
+    assert not fleet.progress.held
+
+
+def test_users_are_told_what_to_expect_before_a_pod_takes_the_change() -> None:
+    fleet = Fleet(PLAN, ("only",))
+    fleet.until(in_state(State.SCREENING))
+    assert "then the only engine takes it" in fleet.look().note
+    fleet.score(SCREENED, GOOD[:10])
+    fleet.until(in_state(State.RUNNING))
+    assert "the only engine takes it" in fleet.progress.note
+    several = running()
+    assert "1 of 4 engines take it" in several.progress.note
 
 
 @pytest.mark.parametrize(

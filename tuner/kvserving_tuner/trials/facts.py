@@ -44,6 +44,8 @@ class Facts:
     others_queue: float | None = None
     blocked: str = ""
     """Why nothing that is measured now can be used; empty where it can."""
+    unanswered_seconds: float = 0.0
+    """For how long the probe that is under way has not been answered."""
     refused: str = ""
     """What an engine said that could not take the change."""
     split: Split | None = None

@@ -18,7 +18,7 @@ from kvserving_tuner.trials.endings import (
 )
 from kvserving_tuner.trials.facts import Facts, Wish
 from kvserving_tuner.trials.pacing import paced
-from kvserving_tuner.trials.plan import GOODPUT_GAIN, OnStall, Plan
+from kvserving_tuner.trials.plan import GOODPUT_GAIN, Plan
 from kvserving_tuner.trials.progress import (
     ACTIVE,
     SCREENED,
@@ -30,6 +30,7 @@ from kvserving_tuner.trials.progress import (
     Verdict,
 )
 from kvserving_tuner.trials.tasks import is_shown
+from kvserving_tuner.trials.waiting import NO_REQUEST, effect, waiting
 
 PAUSED_NOTE = "paused"
 MOST_SECONDS = 60.0
@@ -47,10 +48,10 @@ def advance(plan: Plan, progress: Progress, facts: Facts) -> Progress:
         if ended is not None:
             return progress.ends(ended)
         if facts.wish is Wish.PAUSE:
-            return progress.model_copy(update={"note": PAUSED_NOTE})
+            return progress.model_copy(update={"note": PAUSED_NOTE, "held": ""})
     match progress.state:
         case State.PENDING:
-            return _start(plan, progress, facts)
+            return _start(plan, progress, facts, passed)
         case State.SCREENING:
             return _screen(plan, progress, facts, passed)
         case State.RUNNING | State.APPROVAL:
@@ -62,7 +63,7 @@ def advance(plan: Plan, progress: Progress, facts: Facts) -> Progress:
     return progress
 
 
-def _start(plan: Plan, progress: Progress, facts: Facts) -> Progress:
+def _start(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progress:
     if not facts.ready or not facts.steady:
         return progress.model_copy(update={"note": "waits for engines that answer and stay"})
     if not facts.offered:
@@ -80,7 +81,7 @@ def _start(plan: Plan, progress: Progress, facts: Facts) -> Progress:
     probed = plan.likelihood or facts.tasks
     if plan.screened or not facts.recorded or not probed:
         return progress.becomes(State.SCREENING)
-    return _enter(plan, progress, facts, 0)
+    return _expose(plan, progress, facts, passed)
 
 
 def _screen(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progress:
@@ -98,12 +99,21 @@ def _screen(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Prog
     if screened and facts.recorded:
         if not plan.likelihood and not facts.tasks:
             return progress.ends(nothing_counts(progress))
-        return _enter(plan, progress, facts, 0)
+        return _expose(plan, progress, facts, passed)
     if screened:
-        return _waiting(plan, progress, facts, passed, "tasks are answered in 16 bits")
+        note = f"tasks are answered in 16 bits; then {effect(plan, 0, facts)}"
+        return waiting(plan, progress, facts, passed, note)
     if progress.screened >= facts.prompts and not facts.blocked:
         return progress.ends(exhausted(plan, judgement))
-    return _waiting(plan, progress, facts, passed, "probes score the change")
+    note = f"probes score the change; then {effect(plan, 0, facts)}"
+    return waiting(plan, progress, facts, passed, note)
+
+
+def _expose(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progress:
+    """Give the first pods the change, unless nobody could see what becomes of their users."""
+    if facts.blocked:
+        return waiting(plan, progress, facts, passed, "")
+    return _enter(plan, progress, facts, 0)
 
 
 def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progress:
@@ -116,20 +126,25 @@ def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progres
     watched = {name: found for name, found in quality.items() if name not in shown}
     judgement = judge(Trial(required, guards, watched, gain, facts.split), plan.rules)
     if progress.alternation is not None and not progress.alternation.with_change:
-        if judgement.outcome is Outcome.ROLL_BACK and not facts.blocked:
+        if facts.blocked:
+            # The block does not end while nothing can be measured.
+            return waiting(plan, progress, facts, passed, "")
+        if judgement.outcome is Outcome.ROLL_BACK:
             return progress.ends(rolled_back(judgement))
-        # Clocks stand, also the one of missing evidence: the next block with the change tells.
+        # Clocks stand: the next block with the change tells.
         pair = progress.alternation.pair + 1
-        return progress.model_copy(update={"note": f"pair {pair} of blocks: without the change"})
+        note = f"pair {pair} of blocks: without the change"
+        update = {"note": note, "held": "", "stalled_seconds": 0.0}
+        return progress.model_copy(update=update)
     if not progress.candidates or not facts.changed >= set(progress.candidates):
-        return _waiting(plan, progress, facts, passed, "pods take the change", stalls=False)
+        return waiting(plan, progress, facts, passed, "pods take the change", stalls=False)
     if facts.blocked:
-        return _waiting(plan, progress, facts, passed, "")
+        return waiting(plan, progress, facts, passed, "")
     if judgement.cause is Cause.SPLIT_MISMATCH:
         # What arms finish follows from what they get.
         progress = progress.forgets(GOODPUT_GAIN)
         blocked = replace(facts, blocked=judgement.message)
-        return _waiting(plan, progress, blocked, passed, "")
+        return waiting(plan, progress, blocked, passed, "")
     started = facts.now if progress.started_at is None else progress.started_at
     progress = progress.model_copy(
         update={
@@ -148,19 +163,19 @@ def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progres
         note = f"step needs {requests}, {seconds}"
         if not progress.step_requests and progress.step_seconds >= plan.min_seconds:
             # Connections that are kept alive stay with their pod, and few of them miss one easily.
-            note += "; no request has reached a pod with the change"
-        return _waiting(plan, progress, facts, passed, note)
+            note += f"; {NO_REQUEST}"
+        return waiting(plan, progress, facts, passed, note)
     unasked = [found for found in watched.values() if found.count < plan.min_samples]
     if judgement.outcome is Outcome.PROMOTE and unasked and facts.tasks_left:
         # They need not be shown to be kept, but a task that breaks has to have its say.
         note = f"tasks: {min(found.count for found in unasked)} of {plan.min_samples} pairs"
-        return _waiting(plan, progress, facts, passed, note)
+        return waiting(plan, progress, facts, passed, note)
     step = plan.next_step(progress.step, len(facts.ready))
     takes_all = step is not None and plan.pods(step, len(facts.ready)) == len(facts.ready)
     if takes_all and facts.tasks_left and not is_shown(plan, progress, facts.tasks):
         # It leaves no engine in 16 bits to compare answers with.
         note = "the next step takes every engine, and waits for what tasks show"
-        return _waiting(plan, progress, facts, passed, note)
+        return waiting(plan, progress, facts, passed, note)
     # A gain too shows beside engines without the change.
     waits = gain is not None and not gain.is_safe(plan.rules.false_promotion)
     if step is not None and not (waits and takes_all):
@@ -189,7 +204,7 @@ def _decide(
         )
     if judgement.cause is Cause.NO_GAIN:
         if progress.quiet_seconds < plan.gain_seconds:
-            return _waiting(plan, progress, facts, passed, judgement.message)
+            return waiting(plan, progress, facts, passed, judgement.message)
         message = f"no gain has shown in {progress.quiet_seconds:.0f} s: {judgement.message}"
         return progress.ends(
             Conclusion(verdict=Verdict.INCONCLUSIVE, reason=Cause.NO_GAIN, message=message)
@@ -202,7 +217,7 @@ def _decide(
         tasks_decide and not facts.tasks_left
     ):
         return progress.ends(exhausted(plan, judgement))
-    return _waiting(plan, progress, facts, passed, judgement.message)
+    return waiting(plan, progress, facts, passed, judgement.message)
 
 
 def _enter(plan: Plan, progress: Progress, facts: Facts, step: int) -> Progress:
@@ -215,6 +230,7 @@ def _enter(plan: Plan, progress: Progress, facts: Facts, step: int) -> Progress:
         quiet_seconds=0.0,
         stalled_seconds=0.0,
         alternation=Alternation() if turns else progress.alternation,
+        note=effect(plan, step, facts),
     )
     return _with_pods(plan, entered, facts)
 
@@ -247,28 +263,3 @@ def _promote(progress: Progress, facts: Facts) -> Progress:
     if facts.settled:
         return progress.becomes(State.FINISHED, finished_at=facts.now)
     return progress
-
-
-def _waiting(
-    plan: Plan,
-    progress: Progress,
-    facts: Facts,
-    passed: float,
-    note: str,
-    *,
-    stalls: bool = True,
-) -> Progress:
-    """Go on, or do what the policy says where evidence has stayed away for too long."""
-    idle = bool(facts.blocked) or (progress.state is State.RUNNING and facts.finished <= 0)
-    stalled = progress.stalled_seconds + passed if stalls and idle else 0.0
-    if facts.blocked:
-        note = f"holds: {facts.blocked}"
-    progress = progress.model_copy(update={"stalled_seconds": stalled, "note": note})
-    if stalled < plan.stall_seconds:
-        return progress
-    message = f"no usable evidence for {stalled:.0f} s: {facts.blocked or 'no requests'}"
-    if plan.on_stall is OnStall.HOLD:
-        return progress.model_copy(update={"note": message})
-    return progress.ends(
-        Conclusion(verdict=Verdict.INCONCLUSIVE, reason=End.STALLED, message=message)
-    )

@@ -140,6 +140,8 @@ class Progress(Frozen):
     conclusion: Conclusion | None = None
     note: str = ""
     """What a trial that goes on waits for."""
+    held: str = ""
+    """Why evidence stays away, without numbers that move; empty where it comes."""
 
     def compared(self, criterion: Criterion, numbers: Iterable[float]) -> "Progress":
         """With further pairs or blocks of a criterion."""
@@ -188,7 +190,7 @@ class Progress(Frozen):
 
     def becomes(self, state: State, **update: object) -> "Progress":
         """In another state."""
-        return self.model_copy(update={"state": state, "note": "", **update})
+        return self.model_copy(update={"state": state, "note": "", "held": "", **update})
 
     def ends(self, conclusion: Conclusion) -> "Progress":
         """On its way to an end; nothing has to be put back where no pod was touched."""

@@ -32,6 +32,7 @@ from kvserving_kernels.plugin.document import (
     Startup,
     Versions,
 )
+from kvserving_kernels.plugin.weights import loaded_weights
 
 logger = logging.getLogger("vllm.kvserving")
 
@@ -58,6 +59,8 @@ class Engine:
         self._counters = Counters()
         self._layouts = Layouts(core, switchable_dtypes)
         self._count()
+        config = core.vllm_config.model_config
+        self._weights = loaded_weights(config.model, config.revision)
         if not hasattr(core.scheduler, "max_num_active_reqs"):
             raise UnsupportedEngineError(
                 f"the scheduler {type(core.scheduler).__name__} has no max_num_active_reqs: "
@@ -128,6 +131,7 @@ class Engine:
                 max_model_len=int(config.model_config.max_model_len),
                 prefix_caching=bool(config.cache_config.enable_prefix_caching),
                 dtype=self._model_dtype(),
+                weights=self._weights,
             ),
             counters=replace(self._count(), evicted_blocks=_evicted_blocks()),
         )
