@@ -77,4 +77,5 @@ def train_tokenizer(text: str) -> Tokenizer:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:3]), *map(int, sys.argv[3:4]), *map(float, sys.argv[4:5]))
+    corpus, out, *shape = sys.argv[1:]
+    main(Path(corpus), Path(out), *map(int, shape[:1]), *map(float, shape[1:]))

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from harness.answers import Answer, difference
+
 pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parents[2]
@@ -76,30 +78,19 @@ def found_with_one_head(
     return run(engine_python, engine_environment, one_head, FORMATS)
 
 
-def difference(some: Mapping[str, Any], others: Mapping[str, Any]) -> float:
-    """Largest difference in nats of the same requests' log-probabilities, place by place.
-
-    Where two answers part, those of the tokens where they do are the last that are compared: equal
-    ones are a tie that turned, and what follows another token is another text.
-    """
-    found = []
-    for one, other in zip(_answers(some), _answers(others), strict=True):
-        for (token, logprob), (instead, its) in zip(one, other, strict=True):
-            found.append(abs(logprob - its))
-            if token != instead:
-                break
-    return max(found)
-
-
-def _answers(of: Mapping[str, Any]) -> Iterator[list[tuple[int, float]]]:
+def answers(of: Mapping[str, Any]) -> Iterator[Answer]:
     for tokens, logprobs in zip(of["tokens"], of["logprobs"], strict=True):
         for answer, its in zip(tokens, logprobs, strict=True):
             yield list(zip(answer, its, strict=True))
 
 
+def moved_by(some: Mapping[str, Any], others: Mapping[str, Any]) -> float:
+    return difference(answers(some), answers(others))
+
+
 def tolerance(of: Mapping[str, Any]) -> float:
     """How far sums in another order may move an answer, measured by what one wrong block does."""
-    mistaken = difference(of["mistaken"], of["cold"])
+    mistaken = moved_by(of["mistaken"], of["cold"])
     assert [CACHED] == of["mistaken"]["cached"]
     assert mistaken > LEAST_MISTAKEN
     return mistaken * MISTAKEN_SHARE
@@ -111,9 +102,9 @@ def check_answers(of: Mapping[str, Any]) -> None:
     assert [CACHED] == of["hit"]["cached"]
     assert of["hit"]["logprobs"] == of["cold"]["logprobs"]
     moved = {
-        "small chunks": difference(of["small_chunks"], of["cold"]),
-        "siblings": difference(of["sampled_together"], of["sampled_alone"]),
-        "company": difference(of["in_company"], of["in_no_company"]),
+        "small chunks": moved_by(of["small_chunks"], of["cold"]),
+        "siblings": moved_by(of["sampled_together"], of["sampled_alone"]),
+        "company": moved_by(of["in_company"], of["in_no_company"]),
     }
     allowed = tolerance(of)
     print(f"moved by {moved}, allowed {allowed}")  # noqa: T201
@@ -192,7 +183,7 @@ def test_preemption_and_company_do_not_change_an_answer(crowded: Found, dtype: s
     assert crowd["preempted"][0] > 0
     assert [0] == alone["preempted"]
     last = {name: crowd[name][-len(alone[name]) :] for name in ("tokens", "logprobs")}
-    moved, allowed = difference(last, alone), tolerance(crowded[dtype])
+    moved, allowed = moved_by(last, alone), tolerance(crowded[dtype])
     print(f"moved by {moved}, allowed {allowed}")  # noqa: T201
     assert moved < allowed
 

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from functools import cached_property, partial
+from functools import cached_property, partial, wraps
 from importlib import metadata
 from importlib.abc import MetaPathFinder
 from types import FunctionType, MethodType, ModuleType
@@ -39,6 +39,8 @@ def take_away() -> int:
         if point.value.startswith(f"{PACKAGE}.")
     ]
 
+    # Modules of vLLM's hold it under its own name.
+    @wraps(original)
     def entry_points(**selected: Any) -> metadata.EntryPoints:
         return metadata.EntryPoints(point for point in original(**selected) if point not in ours)
 
