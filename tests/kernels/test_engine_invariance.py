@@ -22,8 +22,13 @@ BLOCK_SIZE, CACHED, LAYERS = 64, 512, 4
 PADDING_BYTES = 48
 DEVIATION = "0.08"
 """Of a model's weights whose next token depends on all that came before."""
-MISTAKEN_SHARE = 1 / 4
-"""Sums in another order move an answer by less than this share of what one wrong block does."""
+MISTAKEN_SHARE = {"int2": 3 / 4}
+"""Sums in another order move an answer by less than this share of what one wrong block does.
+
+They turn a code now and then, and one of two bits in both keys and values is worth much.
+"""
+OTHER_SHARE = 1 / 4
+"""The same where nothing is said of a format."""
 LEAST_MISTAKEN = 0.02
 """Nats by which one wrong block moves an answer at least, or comparisons with it say nothing."""
 Found = Mapping[str, Mapping[str, Any]]
@@ -88,15 +93,15 @@ def moved_by(some: Mapping[str, Any], others: Mapping[str, Any]) -> float:
     return difference(answers(some), answers(others))
 
 
-def tolerance(of: Mapping[str, Any]) -> float:
+def tolerance(of: Mapping[str, Any], dtype: str) -> float:
     """How far sums in another order may move an answer, measured by what one wrong block does."""
     mistaken = moved_by(of["mistaken"], of["cold"])
     assert [CACHED] == of["mistaken"]["cached"]
     assert mistaken > LEAST_MISTAKEN
-    return mistaken * MISTAKEN_SHARE
+    return mistaken * MISTAKEN_SHARE.get(dtype, OTHER_SHARE)
 
 
-def check_answers(of: Mapping[str, Any]) -> None:
+def check_answers(of: Mapping[str, Any], dtype: str) -> None:
     """A hit is the cold run bit for bit; chunks, siblings and company only reorder sums."""
     assert [0] == of["cold"]["cached"]
     assert [CACHED] == of["hit"]["cached"]
@@ -106,14 +111,14 @@ def check_answers(of: Mapping[str, Any]) -> None:
         "siblings": moved_by(of["sampled_together"], of["sampled_alone"]),
         "company": moved_by(of["in_company"], of["in_no_company"]),
     }
-    allowed = tolerance(of)
+    allowed = tolerance(of, dtype)
     print(f"moved by {moved}, allowed {allowed}")  # noqa: T201
     assert max(moved.values()) < allowed
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_how_a_prompt_is_served_does_not_change_its_answer(found: Found, dtype: str) -> None:
-    check_answers(found[dtype])
+    check_answers(found[dtype], dtype)
 
 
 def check_pages(of: Mapping[str, Any]) -> None:
@@ -170,7 +175,7 @@ def test_values_that_no_format_holds_are_counted(found: Found, dtype: str) -> No
 @pytest.mark.full
 @pytest.mark.parametrize("dtype", OTHERS)
 def test_all_of_this_in_the_other_formats(found_in_others: Found, dtype: str) -> None:
-    check_answers(found_in_others[dtype])
+    check_answers(found_in_others[dtype], dtype)
     check_pages(found_in_others[dtype])
     check_codes(found_in_others[dtype])
 
@@ -183,7 +188,7 @@ def test_preemption_and_company_do_not_change_an_answer(crowded: Found, dtype: s
     assert crowd["preempted"][0] > 0
     assert [0] == alone["preempted"]
     last = {name: crowd[name][-len(alone[name]) :] for name in ("tokens", "logprobs")}
-    moved, allowed = moved_by(last, alone), tolerance(crowded[dtype])
+    moved, allowed = moved_by(last, alone), tolerance(crowded[dtype], dtype)
     print(f"moved by {moved}, allowed {allowed}")  # noqa: T201
     assert moved < allowed
 
@@ -191,4 +196,4 @@ def test_preemption_and_company_do_not_change_an_answer(crowded: Found, dtype: s
 @pytest.mark.full
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_one_kv_head(found_with_one_head: Found, dtype: str) -> None:
-    check_answers(found_with_one_head[dtype])
+    check_answers(found_with_one_head[dtype], dtype)
