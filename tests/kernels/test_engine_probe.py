@@ -23,8 +23,7 @@ PROBE = "/kvserving/v1/probe"
 NEAR = 4e-4
 """Nats per token: sums in another order give a tenth of it, another format several times it."""
 USERS_TOKENS, PROBED = 150, 600
-MOST_PROBED = 2 * USERS_TOKENS
-"""A step of the engine has more to do than a probe's token; a probe without pauses has no bound."""
+"""The probe has work for longer than the user, whose request alone takes a fraction of it."""
 SAME = 1e-5
 """Nats per token between probes of one form: the same sums."""
 
@@ -206,8 +205,8 @@ async def test_users_tokens_keep_coming_while_a_probe_runs(
     meanwhile = await computed(engine) - begun
     longest = {"without": max(without), "during": max(during)}
     print(json.dumps({"longest_gap": longest, "probed_meanwhile": meanwhile}))  # noqa: T201
-    # Both compute token by token, and the users' steps have most of the time.
-    assert meanwhile < MOST_PROBED
+    # Both compute token by token, and users have most of the time.
+    assert meanwhile < USERS_TOKENS
     assert not probe.done()
     assert (await probe).status_code == 200
 
