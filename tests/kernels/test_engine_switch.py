@@ -226,7 +226,7 @@ async def tolerance(client: httpx.AsyncClient) -> float:
     wrong = await complete(client, 0, behind=PROMPT[200 : 200 + BLOCK_SIZE])
     mistaken = difference([wrong], [await complete(client, 0)])
     assert mistaken > 0
-    return mistaken / 2
+    return mistaken / 3
 
 
 async def test_requests_are_alike_alone_and_in_company_in_every_format(
@@ -334,7 +334,9 @@ async def test_of_two_ranks_both_have_the_old_format_again(
     start_engine: StartEngine, shared_flags: tuple[str, ...], own_fault: Any
 ) -> None:
     flags = (*shared_flags, "--tensor-parallel-size", "2")
-    with start_engine(*flags, **own_fault.variables) as engine:
+    # Else vLLM wants a NUMA node for each rank.
+    variables = {**own_fault.variables, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    with start_engine(*flags, **variables) as engine:
         async with httpx.AsyncClient(
             base_url=engine.url, headers=engine.headers, timeout=900
         ) as client:
