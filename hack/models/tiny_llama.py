@@ -1,7 +1,9 @@
 """Makes a Llama with random weights, small enough for tests to start an engine with it in no time.
 
-Usage: tiny_llama.py CORPUS OUT [KV_HEADS], in the engine's environment. The corpus is any text that
-does not change; it trains the byte-level BPE tokenizer. The same corpus gives the same files.
+Usage: tiny_llama.py CORPUS OUT [KV_HEADS [DEVIATION]], in the engine's environment. The corpus is
+any text that does not change; it trains the byte-level BPE tokenizer. The same corpus gives the
+same files. With weights of a larger standard deviation the next token depends on all that came
+before, instead of being the same one or two for ever.
 """
 
 import sys
@@ -24,7 +26,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def main(corpus: Path, out: Path, kv_heads: int = 2) -> None:
+def main(corpus: Path, out: Path, kv_heads: int = 2, deviation: float = STANDARD_DEVIATION) -> None:
     """Write the model."""
     tokenizer = train_tokenizer(corpus.read_text())
     shape = LlamaShape(
@@ -43,16 +45,16 @@ def main(corpus: Path, out: Path, kv_heads: int = 2) -> None:
         eos_token=END,
         eos_token_id=tokenizer.token_to_id(END),
     )
-    write_folder(out, shape, random_weights(shape), tokenizer, CHAT_TEMPLATE)
+    write_folder(out, shape, random_weights(shape, deviation), tokenizer, CHAT_TEMPLATE)
 
 
-def random_weights(shape: LlamaShape) -> dict[str, torch.Tensor]:
-    """Weights that depend on the seed and the shape alone; the norms are ones."""
+def random_weights(shape: LlamaShape, deviation: float) -> dict[str, torch.Tensor]:
+    """Weights that depend on the seed, the shape and the deviation alone; the norms are ones."""
     generator = torch.Generator().manual_seed(SEED)
     return {
         name: torch.ones(size)
         if len(size) == 1
-        else torch.randn(size, generator=generator) * STANDARD_DEVIATION
+        else torch.randn(size, generator=generator) * deviation
         for name, size in shape.weight_shapes().items()
     }
 
@@ -75,4 +77,5 @@ def train_tokenizer(text: str) -> Tokenizer:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:]))
+    corpus, out, *shape = sys.argv[1:]
+    main(Path(corpus), Path(out), *map(int, shape[:1]), *map(float, shape[1:]))

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from harness import runtime
+from harness.answers import Answer, answer_of, difference
 
 pytestmark = pytest.mark.engine
 
@@ -21,6 +22,8 @@ RUNTIME = "/kvserving/v1/runtime"
 PROBE = "/kvserving/v1/probe"
 NEAR = 4e-4
 """Nats per token: sums in another order give a tenth of it, another format several times it."""
+USERS_TOKENS, PROBED = 150, 600
+"""The probe has work for longer than the user, whose request alone takes a fraction of it."""
 SAME = 1e-5
 """Nats per token between probes of one form: the same sums."""
 
@@ -62,16 +65,17 @@ async def switch(client: httpx.AsyncClient, dtype: str) -> None:
     assert answer.status_code == 200, answer.text
 
 
-async def complete(client: httpx.AsyncClient, seed: int, count: int) -> list[int]:
-    """Tokens that a user gets."""
+async def complete(
+    client: httpx.AsyncClient, seed: int, count: int, behind: Sequence[int] = ()
+) -> Answer:
+    """What a user gets; the prompt may have other tokens in its first places."""
     body = {
-        "model": MODEL, "prompt": tokens(40, seed), "max_tokens": count, "temperature": 0,
-        "ignore_eos": True, "return_token_ids": True,
+        "model": MODEL, "prompt": [*behind, *tokens(40, seed)[len(behind) :]], "max_tokens": count,
+        "temperature": 0, "ignore_eos": True, "return_token_ids": True, "logprobs": 0,
     }  # fmt: skip
     answer = await client.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
-    found: list[int] = answer.json()["choices"][0]["token_ids"]
-    return found
+    return answer_of(answer.json()["choices"][0])
 
 
 async def computed(engine: Any) -> float:
@@ -156,10 +160,13 @@ async def test_a_probe_leaves_nothing_behind_and_finds_nothing(
     assert await computed(engine) == before + 2 * 199
 
 
-async def test_users_get_the_same_tokens_while_a_probe_runs(
+async def test_users_get_the_same_answers_while_a_probe_runs(
     engine: Any, client: httpx.AsyncClient
 ) -> None:
     alone = await complete(client, 1, 200)
+    assert await complete(client, 1, 200) == alone
+    # A few other keys and values do not pass for the same.
+    assert difference([await complete(client, 1, 200, behind=tokens(4, 9))], [alone]) > 0
     before = await computed(engine)
     probe = asyncio.create_task(ask(client, form="decode", as_dtype="int4"))
     await starts(engine, before)
@@ -188,12 +195,19 @@ async def test_users_tokens_keep_coming_while_a_probe_runs(
         assert got == count
         return [b - a for a, b in pairwise(at)]
 
-    without = await gaps(150)
+    without = await gaps(USERS_TOKENS)
     before = await computed(engine)
-    probe = asyncio.create_task(ask(client, form="decode", as_dtype="int8"))
+    long = {"token_ids": tokens(PROBED), "form": "decode", "as_dtype": "int8"}
+    probe = asyncio.create_task(client.post(PROBE, json=long))
     await starts(engine, before)
-    during = await gaps(150)
-    print(json.dumps({"longest_gap": {"without": max(without), "during": max(during)}}))  # noqa: T201
+    begun = await computed(engine)
+    during = await gaps(USERS_TOKENS)
+    meanwhile = await computed(engine) - begun
+    longest = {"without": max(without), "during": max(during)}
+    print(json.dumps({"longest_gap": longest, "probed_meanwhile": meanwhile}))  # noqa: T201
+    # Both compute token by token, and users have most of the time.
+    assert meanwhile < USERS_TOKENS
+    assert not probe.done()
     assert (await probe).status_code == 200
 
 

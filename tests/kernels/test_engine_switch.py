@@ -5,7 +5,7 @@ import json
 import math
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
+from harness.answers import Answer, answer_of, difference
 from harness.runtime import change
-from kvserving_kernels.formats import layout_of
+from kvserving_kernels.formats import KVCacheDType, layout_of, this_machine, why_not
 
 pytestmark = pytest.mark.engine
 
@@ -26,6 +27,7 @@ RUNTIME = "/kvserving/v1/runtime"
 OWN = ("int8", "k8v4", "int4", "int4_hadamard", "int2", "k2v4")
 TOKENS = 700
 """Enough that requests still stream after four switches on a fast machine."""
+STREAMS = 16
 STATEFUL = {"logit_bias": {"7": 1.0}, "min_tokens": 5}
 """Options that the engine keeps by a request's row in its batch."""
 PROMPT = [(7 * place * place + 3 * place) % 900 + 5 for place in range(300)]
@@ -52,10 +54,11 @@ async def score(client: httpx.AsyncClient, prompt: list[int] = PROMPT) -> float:
 
 
 class Stream:
-    """One streamed request."""
+    """One streamed request, and the tokens that came of it."""
 
     def __init__(self, client: httpx.AsyncClient, seed: int, tokens: int) -> None:
         self.at: list[float] = []
+        self.answer: list[tuple[int, float]] = []
         self.moved = asyncio.Event()
         self._body = {
             "model": MODEL,
@@ -65,24 +68,28 @@ class Stream:
             "ignore_eos": True,
             "stream": True,
             "return_token_ids": True,
+            "logprobs": 0,
             **(STATEFUL if seed % 4 == 3 else {}),
         }
         self.task = asyncio.create_task(self._run(client))
 
     async def _run(self, client: httpx.AsyncClient) -> int:
-        count = 0
         try:
             async with client.stream("POST", "/v1/completions", json=self._body) as answer:
                 answer.raise_for_status()
                 async for line in answer.aiter_lines():
                     if line.startswith("data: {"):
-                        tokens = json.loads(line[6:])["choices"][0]["token_ids"]
-                        count += len(tokens or ())
+                        self.answer += answer_of(json.loads(line[6:])["choices"][0])
                         self.at.append(time.monotonic())
                         self.moved.set()
         finally:
             self.moved.set()
-        return count
+        return len(self.answer)
+
+
+def begin(client: httpx.AsyncClient, tokens: int) -> list[Stream]:
+    """Streams that are begun at once."""
+    return [Stream(client, seed, tokens) for seed in range(STREAMS)]
 
 
 async def all_move(streams: list[Stream]) -> None:
@@ -119,19 +126,22 @@ async def test_formats_switch_while_requests_stream_and_none_is_lost(
 ) -> None:
     fresh = await score(client)
     scores = {}
-    streams = [Stream(client, seed, TOKENS) for seed in range(16)]
+    streams = begin(client, TOKENS)
     await all_move(streams)
     offered = (await runtime(client))["envelope"]["kv_cache_dtype"]["values"]
-    # A processor without AVX-512 and AMX has no fp8.
-    eight_bits = "fp8_e4m3" if "fp8_e4m3" in offered else "int8"
-    for dtype in ("int4", eight_bits, "int2", "auto"):
+    # Another format takes its place for the processor's reasons only.
+    fp8 = KVCacheDType.FP8_E4M3
+    lacks_fp8 = why_not(fp8, "CPU", "0.32.0", this_machine(), "bfloat16")
+    assert (fp8 in offered) == (lacks_fp8 is None)
+    print(f"fp8_e4m3: {lacks_fp8 or 'to be had'}")  # noqa: T201
+    for dtype in ("int4", "int8" if lacks_fp8 else "fp8_e4m3", "int2", "auto"):
         began = time.monotonic()
         answer = await switch(client, dtype)
         print(f"switch to {dtype}: {time.monotonic() - began:.2f} s")  # noqa: T201
         assert answer.status_code == 200, answer.text
         await all_move(streams)
         assert not all(stream.task.done() for stream in streams)
-    assert [TOKENS] * 16 == [await stream.task for stream in streams]
+    assert [TOKENS] * STREAMS == [await stream.task for stream in streams]
     gaps = [b - a for stream in streams for a, b in zip(stream.at, stream.at[1:], strict=False)]
     print(f"longest gap between tokens: {max(gaps):.2f} s")  # noqa: T201
     assert await score(client) == pytest.approx(fresh, abs=1e-3)
@@ -159,11 +169,14 @@ FULL = pytest.mark.full
 @pytest.mark.parametrize(
     "step",
     [
+        pytest.param("reset", marks=FULL),
         pytest.param("drop", marks=FULL),
         pytest.param("backend", marks=FULL),
         "allocate",
         pytest.param("plan", marks=FULL),
         "manager",
+        pytest.param("adopt", marks=FULL),
+        pytest.param("restore", marks=FULL),
     ],
 )
 async def test_a_fault_at_any_step_puts_the_old_format_back(
@@ -171,7 +184,8 @@ async def test_a_fault_at_any_step_puts_the_old_format_back(
 ) -> None:
     await switch(client, "int8")
     before, fresh = await runtime(client), await score(client)
-    streams = [Stream(client, seed, 120) for seed in range(8)]
+    undisturbed = await answers(begin(client, 120))
+    streams = begin(client, 120)
     await all_move(streams)
     fault.at(step)
     answer = await switch(client, "int4")
@@ -180,33 +194,90 @@ async def test_a_fault_at_any_step_puts_the_old_format_back(
     assert f"fault at {step}" in message
     assert "int8 is in force again" in message
     assert not fault.is_pending
-    assert [120] * 8 == [await stream.task for stream in streams]
+    found = await answers(streams)
+    assert [120] * STREAMS == list(map(len, found))
+    moved, allowed = difference(found, undisturbed), await tolerance(client)
+    print(f"moved by {moved}, allowed {allowed}")  # noqa: T201
+    assert moved < allowed
     after = await runtime(client)
     assert (before["effective"], before["capacity"]) == (after["effective"], after["capacity"])
     assert await score(client) == pytest.approx(fresh, abs=1e-3)
     assert (await switch(client, "auto")).status_code == 200
 
 
+async def answers(streams: list[Stream]) -> list[Answer]:
+    """What streams got, when they have ended."""
+    await asyncio.gather(*(stream.task for stream in streams))
+    return [stream.answer for stream in streams]
+
+
+async def complete(client: httpx.AsyncClient, seed: int, behind: Sequence[int] = ()) -> Answer:
+    """An answer to a prompt, which may have other tokens in its first places."""
+    prompt = [token + seed for token in PROMPT[: 100 + 20 * seed]]
+    body = {
+        "model": MODEL, "prompt": [*behind, *prompt[len(behind) :]], "max_tokens": 40,
+        "temperature": 0, "ignore_eos": True, "return_token_ids": True, "logprobs": 0,
+    }  # fmt: skip
+    return answer_of((await client.post("/v1/completions", json=body)).json()["choices"][0])
+
+
+async def tolerance(client: httpx.AsyncClient) -> float:
+    """How far sums in another order may move an answer, measured by what one wrong block does."""
+    wrong = await complete(client, 0, behind=PROMPT[200 : 200 + BLOCK_SIZE])
+    mistaken = difference([wrong], [await complete(client, 0)])
+    assert mistaken > 0
+    return mistaken / 3
+
+
 async def test_requests_are_alike_alone_and_in_company_in_every_format(
     client: httpx.AsyncClient,
 ) -> None:
-    async def complete(seed: int) -> list[int]:
-        body = {
-            "model": MODEL, "prompt": [token + seed for token in PROMPT[: 40 + 30 * seed]],
-            "max_tokens": 40, "temperature": 0, "ignore_eos": True, "return_token_ids": True,
-        }  # fmt: skip
-        answer = (await client.post("/v1/completions", json=body)).json()
-        tokens: list[int] = answer["choices"][0]["token_ids"]
-        return tokens
-
     for dtype in ("int8", "int4_hadamard"):
         await switch(client, dtype)
-        alone = [await complete(seed) for seed in range(6)]
-        together = await asyncio.gather(*(complete(seed) for seed in range(6)))
-        same = sum(a == b for a, b in zip(alone, together, strict=True))
-        # Sums in another order turn a tie now and then; wrong pages would turn all.
-        assert same >= 4
+        allowed = await tolerance(client)
+        alone = [await complete(client, seed) for seed in range(6)]
+        together = await asyncio.gather(*(complete(client, seed) for seed in range(6)))
+        moved = difference(together, alone)
+        print(f"{dtype}: moved by {moved}, allowed {allowed}")  # noqa: T201
+        assert moved < allowed
     await switch(client, "auto")
+
+
+@pytest.mark.full
+async def test_back_in_its_first_format_an_engine_scores_as_one_that_was_never_switched(
+    start_engine: StartEngine, shared_flags: tuple[str, ...], client: httpx.AsyncClient
+) -> None:
+    for dtype in ("int4", "int2", "auto"):
+        assert (await switch(client, dtype)).status_code == 200
+    with start_engine(*shared_flags) as fresh:
+        async with httpx.AsyncClient(
+            base_url=fresh.url, headers=fresh.headers, timeout=600
+        ) as other:
+            assert (await runtime(other))["counters"]["switches"] == 0
+            assert await score(client) == pytest.approx(await score(other), abs=1e-3)
+
+
+@pytest.mark.full
+async def test_an_engine_that_fails_in_its_first_step_after_a_switch_ends(
+    start_engine: StartEngine, shared_flags: tuple[str, ...], own_fault: Any
+) -> None:
+    with start_engine(*shared_flags, **own_fault.variables) as engine:
+        async with httpx.AsyncClient(
+            base_url=engine.url, headers=engine.headers, timeout=900
+        ) as client:
+            streams = begin(client, TOKENS)
+            await all_move(streams)
+            own_fault.at("serve")
+            answer = await switch(client, "int4")
+            # The switch itself succeeds; whether its answer comes before the end is chance.
+            assert answer.status_code in {200, 503}
+            ended = await asyncio.gather(
+                *(stream.task for stream in streams), return_exceptions=True
+            )
+            assert not own_fault.is_pending
+            # No request gets an answer that looks whole.
+            assert [end for end in ended if end == TOKENS] == []
+            assert await asyncio.to_thread(engine.process.wait, 300) is not None
 
 
 @pytest.mark.full
@@ -263,7 +334,9 @@ async def test_of_two_ranks_both_have_the_old_format_again(
     start_engine: StartEngine, shared_flags: tuple[str, ...], own_fault: Any
 ) -> None:
     flags = (*shared_flags, "--tensor-parallel-size", "2")
-    with start_engine(*flags, **own_fault.variables) as engine:
+    # Else vLLM wants a NUMA node for each rank.
+    variables = {**own_fault.variables, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    with start_engine(*flags, **variables) as engine:
         async with httpx.AsyncClient(
             base_url=engine.url, headers=engine.headers, timeout=900
         ) as client:

@@ -39,14 +39,27 @@ def run(
     return result
 
 
-@pytest.fixture(scope="module")
-def absent(engine_python: str, tiny_model: Path, engine_environment: dict[str, str]) -> Found:
+def without(python: str, environment: Mapping[str, str], model: Path, plugins: str | None) -> Found:
     """An engine that cannot find the package."""
-    found = run(engine_python, engine_environment, tiny_model, "absent", None)
+    found = run(python, environment, model, "absent", plugins)
     # Or the comparison would be one of an environment with itself.
     assert found["taken_away"] >= 2
     assert found["ours"] == []
     return found
+
+
+@pytest.fixture(scope="module")
+def absent(engine_python: str, tiny_model: Path, engine_environment: dict[str, str]) -> Found:
+    """Without the package, and no plugins named."""
+    return without(engine_python, engine_environment, tiny_model, None)
+
+
+@pytest.fixture(scope="module")
+def absent_with_others(
+    engine_python: str, tiny_model: Path, engine_environment: dict[str, str]
+) -> Found:
+    """Without the package, and others named: vLLM then leaves out plugins of its own too."""
+    return without(engine_python, engine_environment, tiny_model, "other")
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +85,10 @@ def test_it_answers_and_is_set_up_alike(
 
 
 def test_where_others_are_named_nothing_of_ours_is_loaded_or_put_into_vllm(
-    absent: Found, others_named: Found
+    absent_with_others: Found, others_named: Found
 ) -> None:
     assert [name for name in others_named["ours"] if name.startswith(ADAPTERS)] == []
-    assert others_named["functions"] == absent["functions"]
+    assert others_named["functions"] == absent_with_others["functions"]
 
 
 def test_where_none_are_named_vllm_only_asks_whether_there_is_a_setting(

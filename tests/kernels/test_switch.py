@@ -14,11 +14,12 @@ import pytest
 from enginekit import RankExecutor, ranks, stand_in
 from kvserving_kernels.errors import EngineEndsError, SwitchError
 from kvserving_kernels.eviction import NO_EVICTION
-from kvserving_kernels.plugin.adapters.v0_32 import switch
+from kvserving_kernels.plugin.adapters.v0_32 import randomness, switch
 from kvserving_kernels.plugin.adapters.v0_32.ranks import ask
 from kvserving_kernels.plugin.adapters.v0_32.switch import Cache, cache_of, switch_cache
 
 INT4 = Cache("int4", NO_EVICTION)
+BEFORE = Cache("bfloat16", NO_EVICTION)
 FAILED = ("EXECUTOR_FAILED", b"")
 
 
@@ -35,6 +36,8 @@ class FakeCore:
         self.input_queue: queue.Queue[object] = queue.Queue()
         self.pauses: list[str] = []
         self.reset = False
+        self.running: list[str] = []
+        self.resets: list[Exception | None] = []
         self.pause_state = "UNPAUSED"
         self.scheduler: Any = self
         self.model_executor: Any = SimpleNamespace(is_sleeping=False)
@@ -58,8 +61,12 @@ class FakeCore:
         return False
 
     def reset_prefix_cache(self, reset_running_requests: bool) -> None:
-        """Requests went back to the queue."""
+        """Requests went back to the queue, or not."""
+        error = self.resets.pop(0) if self.resets else None
+        if error is not None:
+            raise error
         self.reset = reset_running_requests
+        self.running.clear()
 
     def told(self) -> list[object]:
         """What came to the core's own queue."""
@@ -140,6 +147,33 @@ def test_a_switch_that_fails_says_what_is_in_force_again(monkeypatch: pytest.Mon
     with pytest.raises(SwitchError, match="full; bfloat16 is in force again"):
         switch_cache(core, INT4)
     assert core.told() == []
+
+
+def test_requests_that_could_not_be_requeued_are_before_the_old_cache_is_back(
+    laid_out: list[Cache],
+) -> None:
+    core = FakeCore()
+    core.running, core.resets = ["one"], [RuntimeError("blocks in use")]
+    with pytest.raises(SwitchError, match="blocks in use; bfloat16 is in force again"):
+        switch_cache(core, INT4)
+    assert (core.running, core.reset, laid_out, core.told()) == ([], True, [BEFORE], [])
+
+
+def test_requests_that_cannot_be_requeued_at_all_end_the_engine(laid_out: list[Cache]) -> None:
+    core = FakeCore()
+    core.running, core.resets = ["one"], [RuntimeError("blocks in use"), RuntimeError("still")]
+    with pytest.raises(EngineEndsError, match="cannot be restored"):
+        switch_cache(core, INT4)
+    assert (laid_out, core.told()) == ([], [FAILED])
+
+
+def test_blocks_that_nobody_runs_with_go_with_their_manager(laid_out: list[Cache]) -> None:
+    core = FakeCore()
+    # As vLLM does when all requests are back in the queue and some blocks are not free.
+    core.resets = [RuntimeError("blocks in use")] * 2
+    with pytest.raises(SwitchError, match="in force again"):
+        switch_cache(core, INT4)
+    assert (laid_out, core.told()) == ([BEFORE], [])
 
 
 @pytest.mark.parametrize("error", [MemoryError("still full"), RuntimeError("still full")])
@@ -237,7 +271,8 @@ class BlocksCore(FakeCore):
         )
         self.old = FakeManager("BlockStored")
         self.scheduler = SimpleNamespace(
-            kv_cache_manager=self.old, kv_cache_config=None, block_size=128, hash_block_size=128,
+            kv_cache_manager=self.old, kv_cache_config=None, running=[], block_size=128,
+            hash_block_size=128,
             max_model_len=1024, cache_config=cache_config, use_eagle_block_drop=False,
             num_prefill_lookahead=0, log_stats=False, enable_kv_cache_events=True,
             dcp_world_size=1, kv_metrics_collector=None,
@@ -259,7 +294,8 @@ class BlocksCore(FakeCore):
         return SimpleNamespace(needs_kv_cache_zeroing=False)
 
     def _initialize_effective_attention_block_size(self) -> None:
-        """Not looked at here."""
+        for worker in self.workers[:1]:
+            worker.come_to("adopt")
 
 
 @pytest.fixture
@@ -316,6 +352,38 @@ def test_it_is_told_too_where_the_old_cache_is_restored(blocks: BlocksCore) -> N
     assert blocks.scheduler.kv_cache_manager.take_events() == ["BlockStored", "AllBlocksCleared"]
 
 
+@pytest.mark.parametrize("step", ["adopt", "restore"])
+def test_a_fault_behind_the_new_manager_has_the_scheduler_get_another(
+    blocks: BlocksCore, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restore = randomness.restore
+
+    def failing(worker: Any) -> None:
+        worker.come_to("restore")
+        restore(worker)
+
+    monkeypatch.setattr(randomness, "restore", failing)
+    planned = []
+    initialize = blocks._initialize_kv_caches
+
+    def plan(vllm_config: Any) -> object:
+        kv_cache = initialize(vllm_config)
+        planned.append(kv_cache)
+        return kv_cache
+
+    blocks._initialize_kv_caches = plan  # type: ignore[method-assign]
+    blocks.generators["torch"].state = 41
+    _fail(blocks, step, (0,))
+    with pytest.raises(SwitchError, match=f"fault at {step}; bfloat16 is in force again"):
+        switch_cache(blocks, INT4)
+    _, restored = planned
+    assert blocks.scheduler.kv_cache_config is restored
+    assert blocks.scheduler.kv_cache_manager.arguments["kv_cache_config"] is restored
+    assert (cache_of(blocks.vllm_config), blocks.workers[0].prepared) == (BEFORE, [INT4, BEFORE])
+    assert blocks.generators["torch"].state == 41
+    assert blocks.told() == []
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_random_numbers_go_on_after_a_switch(blocks: BlocksCore, fails: bool) -> None:
     before = random.getstate()
@@ -368,7 +436,6 @@ def test_an_engine_that_sleeps_is_left_asleep() -> None:
     assert (len(core.batch_queue), core.reset, core.told()) == (1, False, [])
 
 
-BEFORE = Cache("bfloat16", NO_EVICTION)
 SOME = ((0,), (1,), (2,), (0, 2))
 ALL = (0, 1, 2)
 several_ranks = pytest.mark.parametrize("world_size", [3])

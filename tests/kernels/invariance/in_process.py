@@ -31,6 +31,7 @@ from kvserving_kernels.plugin.adapters.v0_32.backend import Int8Backend, KVForma
 BLOCK_SIZE, BUDGET, LENGTH = 64, 256, 1024
 LONG = [(7 * place * place + 3 * place) % 900 + 5 for place in range(2 * BUDGET + 40)]
 CROWD = [[(token + 31 * seed) % 900 + 5 for token in LONG[:200]] for seed in range(16)]
+COMPANY = [prompt[: 40 + 30 * place] for place, prompt in enumerate(CROWD[:6])]
 CROWD_TOKENS, ALONE = 300, 4
 SEEDS = (7, 8, 9)
 PADDING_BYTES = 48
@@ -75,6 +76,17 @@ class Engine:
             page = layout_of(dtype).page(BLOCK_SIZE, layer.head_size)
             rows(page.v_codes, records(layer.kv_cache, page)).bitwise_xor_(0x55)
 
+    def mistake_block(self) -> None:
+        """Have one of the cached blocks hold what another one holds, as if pages were mixed up."""
+        runner = self._core.model_executor.driver_worker.model_runner
+        first, *_, last = self._cached_blocks()
+        for pages in runner.kv_caches:
+            pages[last] = pages[first]
+
+    def _cached_blocks(self) -> list[int]:
+        pool = self._core.scheduler.kv_cache_manager.block_pool
+        return [block.block_id for block in pool.blocks if block.block_hash is not None]
+
     def move_cached(self) -> int:
         """Copy every cached block elsewhere and back, as vLLM copies blocks; returns how many.
 
@@ -85,7 +97,7 @@ class Engine:
             self._core.model_executor.driver_worker.model_runner,
         )
         pool = scheduler.kv_cache_manager.block_pool
-        used = [block.block_id for block in pool.blocks if block.block_hash is not None]
+        used = self._cached_blocks()
         free = [
             block.block_id
             for block in pool.blocks
@@ -191,13 +203,24 @@ def circumstances(engine: Engine, dtype: str) -> dict[str, Any]:
     engine.poison(dtype)
     found["poisoned"] = engine.run([LONG], 24)
     engine.forget()
+    found["mistaken"] = mistaken(engine)
     engine.change(max_scheduled_tokens=48)
     found["small_chunks"] = engine.run([LONG], 24)
     engine.change(max_scheduled_tokens=BUDGET)
     engine.forget()
     found["sampled_together"] = engine.run([LONG[:100]], 24, n=3, temperature=0.8, seed=SEEDS[0])
     alone = [engine.run([LONG[:100]], 24, temperature=0.8, seed=seed) for seed in SEEDS]
-    found["sampled_alone"] = {"tokens": [[each["tokens"][0][0] for each in alone]]}
+    found["sampled_alone"] = {
+        name: [[each[name][0][0] for each in alone]] for name in ("tokens", "logprobs")
+    }
+    engine.forget()
+    found["in_company"] = engine.run(COMPANY, 24)
+    engine.forget()
+    each_alone = [engine.run([prompt], 24) for prompt in COMPANY]
+    found["in_no_company"] = {
+        name: [each[name][0] for each in each_alone] for name in ("tokens", "logprobs")
+    }
+    engine.forget()
     found["probed"] = {"live": engine.probe(LONG), "auto": engine.probe(LONG, "auto")}
     found["counted"] = {"before": [engine.counted()]}
     engine.spoil(True)
@@ -214,10 +237,22 @@ def circumstances(engine: Engine, dtype: str) -> dict[str, Any]:
     return found
 
 
+def mistaken(engine: Engine) -> dict[str, Any]:
+    """Serve with one wrong block; leaves nothing cached."""
+    engine.run([LONG], 1)
+    engine.mistake_block()
+    found = engine.run([LONG], 24)
+    engine.forget()
+    return found
+
+
 def crowded(engine: Engine, dtype: str) -> dict[str, Any]:
     """Serve more requests than the cache holds, and some of them alone."""
     engine.change(kv_cache_dtype=dtype)
-    found = {"crowd": engine.run(CROWD, CROWD_TOKENS)}
+    found = {"cold": engine.run([LONG], 24)}
+    engine.forget()
+    found["mistaken"] = mistaken(engine)
+    found["crowd"] = engine.run(CROWD, CROWD_TOKENS)
     engine.forget()
     engine.change(max_active_seqs=1)
     found["alone"] = engine.run(CROWD[-ALONE:], CROWD_TOKENS)

@@ -8,9 +8,10 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from functools import cached_property, partial, wraps
 from importlib import metadata
 from importlib.abc import MetaPathFinder
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -38,6 +39,8 @@ def take_away() -> int:
         if point.value.startswith(f"{PACKAGE}.")
     ]
 
+    # Modules of vLLM's hold it under its own name.
+    @wraps(original)
     def entry_points(**selected: Any) -> metadata.EntryPoints:
         return metadata.EntryPoints(point for point in original(**selected) if point not in ours)
 
@@ -49,10 +52,24 @@ def take_away() -> int:
 def functions(owner: Any, path: str) -> Iterator[tuple[str, str]]:
     """Functions of a module or class by path, and where each was written."""
     for name, value in list(vars(owner).items()):
-        for found in (value, getattr(value, "__func__", None), getattr(value, "func", None),
-                      getattr(value, "fget", None)):  # fmt: skip
-            if isinstance(found, FunctionType):
-                yield f"{path}.{name}", f"{found.__module__}.{found.__qualname__}"
+        found = _written(value)
+        if isinstance(found, FunctionType):
+            yield f"{path}.{name}", f"{found.__module__}.{found.__qualname__}"
+
+
+def _written(value: Any) -> Any:
+    """The function in what may hold one.
+
+    Only of these kinds are attributes asked for: others load a library for whatever is asked.
+    """
+    match value:
+        case staticmethod() | classmethod() | MethodType():
+            return value.__func__
+        case partial() | cached_property():
+            return value.func
+        case property():
+            return value.fget
+    return value
 
 
 def vllm_functions() -> dict[str, str]:

@@ -63,8 +63,8 @@ def switch_cache(core: Any, cache: Cache) -> float:
         raise SwitchError(f"{cache}: the engine sleeps: wake it up first")
     began = time.monotonic()
     _finish_steps_under_way(core)
-    core.scheduler.reset_prefix_cache(reset_running_requests=True)
     try:
+        _requeue(core)
         _lay_out(core, cache)
     except EngineEndsError:
         raise
@@ -80,6 +80,9 @@ def switch_cache(core: Any, cache: Cache) -> float:
 
 def _return_to(core: Any, cache: Cache, problem: str) -> None:
     try:
+        # Where that failed, some requests still count on their blocks.
+        if core.scheduler.running:
+            _requeue(core)
         _lay_out(core, cache)
     except Exception as error:
         logger.exception("kvserving: %s cannot be restored: the engine ends", cache)
@@ -113,6 +116,11 @@ def _finish_steps_under_way(core: Any) -> None:
         raise end(core, f"a step that was under way failed ({why})") from error
     finally:
         core.scheduler.set_pause_state(state)
+
+
+def _requeue(core: Any) -> None:
+    """Put all running requests back into the queue, with nothing computed."""
+    core.scheduler.reset_prefix_cache(reset_running_requests=True)
 
 
 def _lay_out(core: Any, cache: Cache) -> None:
