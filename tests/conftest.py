@@ -31,3 +31,10 @@ class Lanes(LoadScopeScheduling):  # type: ignore[misc]
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Lanes:
     return Lanes(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse names with an address in memory, which workers do not share."""
+    named = [item.nodeid for item in items if " at 0x" in item.nodeid]
+    if named:
+        raise pytest.UsageError(f"give these parameters ids: {named[0]}")

@@ -224,7 +224,7 @@ def test_a_configuration_without_the_flag_and_a_check_that_takes_more_pass(
     assert config.noted == (Platform, True, False)
 
 
-@pytest.mark.parametrize("platforms", [{}, {"current_platform": object()}], ids=str)
+@pytest.mark.parametrize("platforms", [{}, {"current_platform": object()}], ids=["none", "odd"])
 def test_a_vllm_that_cannot_be_asked_starts_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
