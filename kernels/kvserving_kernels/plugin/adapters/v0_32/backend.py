@@ -25,7 +25,6 @@ from kvserving_kernels.ops.interface import Operations
 from kvserving_kernels.ops.pages import Batch
 from kvserving_kernels.ops.quantize import new_counters
 from kvserving_kernels.ops.registry import select
-from kvserving_kernels.plugin.adapters.v0_32.prompts import use_flash_attention
 from kvserving_kernels.plugin.adapters.v0_32.selection import refuse
 
 
@@ -250,6 +249,9 @@ class KVFormatImpl(AttentionImpl):
             self._operations = select(self._page, kv_cache.device, may_compile=False)
             self.counters = stored(kv_cache.device)
             if kv_cache.is_cuda:
+                # What it needs is not there on a CPU.
+                from kvserving_kernels.plugin.adapters.v0_32.prompts import use_flash_attention
+
                 use_flash_attention(self.head_size)
             self._operations.prepare(
                 self._page, self.num_heads, self.num_kv_heads, dtype, kv_cache.device
