@@ -28,6 +28,7 @@ import torch
 
 from kvserving_kernels.formats import LAYOUTS, PageLayout, layout_of
 from kvserving_kernels.ops import compiles
+from kvserving_kernels.ops.interface import Operations
 from kvserving_kernels.ops.pages import Batch, records
 from kvserving_kernels.ops.records import keys_and_values
 from kvserving_kernels.ops.registry import Implementation, select
@@ -111,19 +112,8 @@ class Pool:
         self.edges = float("inf")
         device = torch.device("cuda")
         self.operations = select(self.page, device, Implementation.TRITON)
-        chance = torch.Generator("cuda").manual_seed(1)
-        few = 64
-        shape = (few * BLOCK_SIZE, kv_heads, head_size)
-        spread = torch.rand(shape[1:], device=device, generator=chance) * 1.5 + 0.1
-        offset = torch.randn(shape[1:], device=device, generator=chance) * 2
-        key = torch.randn(shape, device=device, generator=chance) * spread + offset
-        value = torch.randn(shape, device=device, generator=chance) * spread
-        some = self._pages(few)
-        slots = torch.arange(shape[0], device=device)
-        self.operations.store(self.page, key.bfloat16(), value.bfloat16(), some, slots)
-        blocks = POOL_BYTES // self.page.block_bytes(kv_heads) // few
-        self.pages = self._pages(blocks * few)
-        self.pages.view(blocks, few, *some.shape[1:])[:] = some
+        blocks = POOL_BYTES // self.page.block_bytes(kv_heads)
+        self.pages = filled(self.operations, self.page, kv_heads, blocks)
 
     def prepare(self) -> None:
         """Compile what an engine compiles at start, and compare on lengths around edges."""
@@ -165,10 +155,6 @@ class Pool:
             "rel_error": float(f"{error:.2e}"),
         }
 
-    def _pages(self, blocks: int) -> torch.Tensor:
-        shape = (blocks, self.kv_heads, BLOCK_SIZE, self.page.bytes_per_token)
-        return torch.empty(shape, dtype=torch.uint8, device="cuda")
-
     def _query(self, count: int) -> torch.Tensor:
         chance = torch.Generator("cuda").manual_seed(2)
         shape = (count, self.heads, self.page.head_size)
@@ -200,6 +186,26 @@ class Pool:
             error = (got[index].double() - exact).norm()
             errors.append(float(error / exact.norm()) if lengths[index] else float(error))
         return max(errors)
+
+
+def filled(
+    operations: Operations, page: PageLayout, kv_heads: int, blocks: int, few: int = 64
+) -> torch.Tensor:
+    """Pages of so many blocks, rounded down to times `few`, of which `few` have other content."""
+    chance = torch.Generator("cuda").manual_seed(1)
+    size = page.block_size
+    shape = (few * size, kv_heads, page.head_size)
+    spread = torch.rand(shape[1:], device="cuda", generator=chance) * 1.5 + 0.1
+    offset = torch.randn(shape[1:], device="cuda", generator=chance) * 2
+    key = torch.randn(shape, device="cuda", generator=chance) * spread + offset
+    value = torch.randn(shape, device="cuda", generator=chance) * spread
+    pages = torch.empty(
+        (blocks // few, few, kv_heads, size, page.bytes_per_token), dtype=torch.uint8, device="cuda"
+    )
+    slots = torch.arange(shape[0], device="cuda")
+    operations.store(page, key.bfloat16(), value.bfloat16(), pages[0], slots)
+    pages[1:] = pages[0]
+    return pages.flatten(0, 1)
 
 
 def reference(

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import envelope
 import torch
-from attention import block_tables, reference, replay
+from attention import block_tables, filled, reference, replay
 
 from kvserving_kernels.formats import LAYOUTS, layout_of
 from kvserving_kernels.ops import compiles, expanded, triton_chunks
@@ -113,20 +113,9 @@ class Pool:
         self.edges = float("inf")
         device = torch.device("cuda")
         self.operations = select(self.page, device, Implementation.TRITON)
-        chance = torch.Generator("cuda").manual_seed(1)
-        few = 64
-        shape = (few * BLOCK_SIZE, KV_HEADS, HEAD_SIZE)
-        spread = torch.rand(shape[1:], device=device, generator=chance) * 1.5 + 0.1
-        offset = torch.randn(shape[1:], device=device, generator=chance) * 2
-        key = torch.randn(shape, device=device, generator=chance) * spread + offset
-        value = torch.randn(shape, device=device, generator=chance) * spread
-        some = self._pages(few)
-        slots = torch.arange(shape[0], device=device)
-        self.operations.store(self.page, key.bfloat16(), value.bfloat16(), some, slots)
         most = max(shape.batch * -(-shape.context // BLOCK_SIZE) for shape in shapes)
-        copies = -(-max(LAYERS * most, 1024) // few)
-        self.pages = self._pages(copies * few)
-        self.pages.view(copies, few, *some.shape[1:])[:] = some
+        blocks = -(-max(LAYERS * most, 1024) // 64) * 64
+        self.pages = filled(self.operations, self.page, KV_HEADS, blocks)
 
     def prepare(self) -> str:
         """Compile what an engine compiles at start; why that failed, or nothing."""
@@ -169,10 +158,6 @@ class Pool:
             "ratio": round(peer_us / us, 3) if right and peer_us else None,
             "rel_error": float(f"{error:.2e}"),
         }
-
-    def _pages(self, blocks: int) -> torch.Tensor:
-        shape = (blocks, KV_HEADS, BLOCK_SIZE, self.page.bytes_per_token)
-        return torch.empty(shape, dtype=torch.uint8, device="cuda")
 
     def _query(self, sequences: Sequence[tuple[int, int]]) -> torch.Tensor:
         chance = torch.Generator("cuda").manual_seed(2)
