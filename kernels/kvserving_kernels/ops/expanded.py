@@ -12,6 +12,7 @@ from typing import Final, Protocol
 import torch
 from torch.nn.functional import pad
 
+from kvserving_kernels.errors import OperationError
 from kvserving_kernels.formats.layout import PageLayout
 from kvserving_kernels.formats.rotation import block_of
 from kvserving_kernels.ops.pages import Batch
@@ -88,8 +89,10 @@ def takes(page: PageLayout, query: torch.Tensor, kv_heads: int, batch: Batch) ->
     ):
         return None
     most = MOST_BYTES // (2 * query.element_size() * kv_heads * page.head_size)
-    starts, lengths = batch.on_host
-    groups = list(_groups(starts, lengths, most))
+    groups: list[Group] | None = batch.plans.get(("groups", most))
+    if groups is None:
+        groups = list(_groups(*batch.on_host, most))
+        batch.plans["groups", most] = groups
     leading = not groups or groups[0].first > 0
     if any(group.tokens > most for group in groups) or (
         leading and not takes_step(page, query, kv_heads, 1)
@@ -140,7 +143,7 @@ def prefill(
     """Write the output of the sequences of all groups, and zero after all queries."""
     flash = _CHOSEN.flash
     if flash is None or batch.on_host is None:
-        return
+        raise OperationError("expected a batch that `takes` has groups for")
     size = page.head_size
     for group in groups:
         part = slice(group.first, group.end)

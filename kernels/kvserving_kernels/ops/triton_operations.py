@@ -88,13 +88,13 @@ class TritonOperations(Operations):
         scale: float,
         output: torch.Tensor,
     ) -> None:
+        kv_heads = records.shape[1]
         most = len(query) if batch.max_queries is None else batch.max_queries
         # Two sizes only, since each is compiled.
         tokens = 1 if most <= 1 else MOST_TOKENS
-        if most <= tokens and takes(page, query, records.shape[1], tokens):
+        if most <= tokens and takes(page, query, kv_heads, tokens):
             decode(page, query, records, batch, tokens, scale, output, cover=True)
             return
-        kv_heads = records.shape[1]
         groups = expanded.takes(page, query, kv_heads, batch)
         if groups is not None:
             expanded.prefill(page, query, records, batch, groups, scale, output)
@@ -102,10 +102,10 @@ class TritonOperations(Operations):
             if len(rest.context_lengths):
                 decode(page, query, records, rest, 1, scale, output, cover=False)
             return
-        # In a batch with prompts, sequences with one query each are still decoded. A sequence alone
-        # has more than one.
-        single = len(batch.context_lengths) > 1 and takes(page, query, records.shape[1], 1)
-        if takes_chunks(page, query, records.shape[1]):
+        # In a batch with prompts, sequences with one query each are still decoded, unless the batch
+        # has one sequence only: then there is nothing beside it to launch for.
+        single = len(batch.context_lengths) > 1 and takes(page, query, kv_heads, 1)
+        if takes_chunks(page, query, kv_heads):
             prefill(page, query, records, batch, 2 if single else 1, scale, output)
         else:
             output.copy_(_by_rows(page, query, records, batch, scale, not single))
