@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import os
 import time
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from rich.live import Live
 
 from kvserving_tuner.actuators.runtime_api import RuntimeActuator
 from kvserving_tuner.audit import audit_line
+from kvserving_tuner.commands.engines import add_engines, add_turns, check_token, targets_of
 from kvserving_tuner.commands.options import add_ladder, ladder_settings
 from kvserving_tuner.decision import Decision
 from kvserving_tuner.errors import SettingsError
@@ -21,7 +21,6 @@ from kvserving_tuner.rules import Ability
 from kvserving_tuner.runtime_client import RuntimeClient
 from kvserving_tuner.screening import ProbeGate
 from kvserving_tuner.settings import Mode
-from kvserving_tuner.sources.base import EngineTarget
 from kvserving_tuner.sources.direct import DirectSource
 from kvserving_tuner.state import TunerState
 from kvserving_tuner.view import render
@@ -34,10 +33,7 @@ MAX_DROP_PERCENT = 2.0
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Say what the command takes."""
-    parser.add_argument(
-        "--engine", action="append", required=True, metavar="URL", help="may be repeated"
-    )
-    parser.add_argument("--token-env", metavar="NAME", help="variable that holds the API token")
+    add_engines(parser)
     add_ladder(parser)
     parser.add_argument(
         "--max-drop-percent", type=float, default=MAX_DROP_PERCENT, metavar="PERCENT",
@@ -46,23 +42,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="recommend, and change nothing")
     parser.add_argument("--state", type=Path, metavar="FILE", help="memory between runs")
     parser.add_argument("--record", type=Path, metavar="FILE", help="log for `replay`; may be .gz")
-    parser.add_argument("--interval", type=float, default=INTERVAL_SECONDS, help="seconds")
-    parser.add_argument("--turns", type=int, help="stop after this many")
-    parser.add_argument("--json", action="store_true", help="print audit lines, no table")
+    add_turns(parser, INTERVAL_SECONDS)
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Run until interrupted; raises SettingsError with the option at fault."""
-    if options.token_env and options.token_env not in os.environ:
-        raise SettingsError(f"--token-env: variable {options.token_env} is not set")
+    check_token(options)
     asyncio.run(tune(options, console))
     return 0
 
 
 async def tune(options: argparse.Namespace, console: Console) -> None:
     """Run the loop until interrupted."""
-    token = os.environ.get(options.token_env) if options.token_env else None
-    targets = [EngineTarget(url, url, token) for url in options.engine]
+    targets = targets_of(options)
     mode = Mode.RECOMMEND if options.dry_run else Mode.AUTO
     settings = ladder_settings(options, mode, Ability.TRIAL)
     state = read_state(options.state)

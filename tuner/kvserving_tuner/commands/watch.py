@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import os
 import time
 
 import httpx
@@ -11,12 +10,11 @@ from rich.live import Live
 
 from kvserving_tuner.actuators.runtime_api import RuntimeActuator
 from kvserving_tuner.audit import audit_line
+from kvserving_tuner.commands.engines import add_engines, add_turns, check_token, targets_of
 from kvserving_tuner.decision import Decision
-from kvserving_tuner.errors import SettingsError
 from kvserving_tuner.live import INTERVAL_SECONDS, Loop, Turn
 from kvserving_tuner.runtime_client import RuntimeClient
 from kvserving_tuner.settings import Bounds, Mode, Slo, TuningSettings
-from kvserving_tuner.sources.base import EngineTarget
 from kvserving_tuner.sources.direct import DirectSource
 from kvserving_tuner.view import render
 
@@ -26,33 +24,26 @@ REMEMBERED_DECISIONS = 200
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Say what the command takes."""
-    parser.add_argument(
-        "--engine", action="append", required=True, metavar="URL", help="may be repeated"
-    )
-    parser.add_argument("--token-env", metavar="NAME", help="variable that holds the API token")
+    add_engines(parser)
     parser.add_argument("--apply", action="store_true", help="change the engines (mode Auto)")
     parser.add_argument("--minimum", type=int, default=1, help="lowest cap")
     parser.add_argument("--maximum", type=int, help="highest cap")
     parser.add_argument("--ttft-ms", type=float, help="target for time to first token")
     parser.add_argument("--tpot-ms", type=float, help="target for time per output token")
     parser.add_argument("--percentile", type=float, default=95, help="of both targets")
-    parser.add_argument("--interval", type=float, default=INTERVAL_SECONDS, help="seconds")
-    parser.add_argument("--turns", type=int, help="stop after this many")
-    parser.add_argument("--json", action="store_true", help="print audit lines, no table")
+    add_turns(parser, INTERVAL_SECONDS)
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Run until interrupted; raises SettingsError with the option at fault."""
-    if options.token_env and options.token_env not in os.environ:
-        raise SettingsError(f"--token-env: variable {options.token_env} is not set")
+    check_token(options)
     asyncio.run(watch(options, console))
     return 0
 
 
 async def watch(options: argparse.Namespace, console: Console) -> None:
     """Run the loop until interrupted."""
-    token = os.environ.get(options.token_env) if options.token_env else None
-    targets = [EngineTarget(url, url, token) for url in options.engine]
+    targets = targets_of(options)
     settings = TuningSettings(
         mode=Mode.AUTO if options.apply else Mode.RECOMMEND,
         max_active_seqs=Bounds(minimum=options.minimum, maximum=options.maximum),
