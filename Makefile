@@ -22,6 +22,7 @@ demo: up ## Serve a real model on a local cluster, load it, and watch the tuner 
 test: lint unit e2e ## Lint, types, unit tests, CRDs and end-to-end tests on a real cluster
 
 test-full: test ## `make test` and the long runs: fault matrix, kill points, soak
+	$(BIN)/pytest -n 2 --hypothesis-profile=search -m "hypothesis and not cluster and not engine"
 	$(BIN)/python hack/testenv.py $(BIN)/pytest -m "full"
 
 lint: $(STAMP) ## Formatting, lint, types, layers, generated files

@@ -8,11 +8,14 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-# How long an example takes is up to what else the machine does.
-hypothesis.settings.register_profile(
-    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+# How long an example takes is up to what else the machine does. The examples are the same each time,
+# so that a run fails for what was changed; `make test-full` looks for new ones.
+UNTIMED = hypothesis.settings(
+    deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
-hypothesis.settings.load_profile("untimed")
+hypothesis.settings.register_profile("repeatable", UNTIMED, derandomize=True)
+hypothesis.settings.register_profile("search", UNTIMED, max_examples=2000)
+hypothesis.settings.load_profile("repeatable")
 
 LANES = (
     ("computing", ("tests/kernels/test_operations.py", "tests/tuner/")),

@@ -1,7 +1,7 @@
 """Gains: bounded, in order, and as uncertain as what they rest on."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvserving_tuner.ladder.forecast import PRIOR, growth, more_sequences
@@ -52,6 +52,8 @@ def test_too_little_to_tell_leaves_the_prior(samples: list[Sample]) -> None:
     st.floats(0.1, 1000),
     st.floats(0, 1),
 )
+@example(2.0, [(1.0, 1.0), (1.0, 1.0), (1.0, 1.0), (1.0, 0.5), (2.0, 0.125)], 2.0, 0.0)
+@example(2.0, [(1.0, 1.0), (1.0, 1.0), (1.0, 1.0), (1.0, 1.0), (8.0, 0.125)], 9.0, 0.0)
 def test_a_forecast_is_ordered_and_never_more_than_the_sequences_and_the_waste(
     ratio: float, seen: list[tuple[float, float]], running: float, wasted: float
 ) -> None:

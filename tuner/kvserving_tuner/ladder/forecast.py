@@ -54,8 +54,11 @@ def growth(samples: Sequence[Sample], running: float) -> Growth:
     error = math.sqrt(residue / (len(seen) - 2) / square)
 
     def share(of_slope: float) -> float:
+        # A line that falls says that nothing grows, also where it falls below no time at all.
+        if of_slope <= 0:
+            return 0.0
         step = typical + of_slope * (running - middle)
-        return min(1.0, max(0.0, of_slope * running / step)) if step > 0 else 1.0
+        return min(1.0, of_slope * running / step) if step > 0 else 1.0
 
     return Growth(
         share(slope), share(slope - FIFTH * error), share(slope + FIFTH * error),
