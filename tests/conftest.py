@@ -8,8 +8,8 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-# How long an example takes is up to what else the machine does. The examples are the same each time,
-# so that a run fails for what was changed; `make test-full` looks for new ones.
+# How long an example takes is up to what else the machine does. Examples are the same each time, so
+# that a run fails for what was changed; `make test-full` looks for new ones.
 UNTIMED = hypothesis.settings(
     deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
