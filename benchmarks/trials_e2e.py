@@ -2,9 +2,9 @@
 
 Two engines serve a trained model to more clients than their KV cache has room for. `int2` is
 offered with screening; `int8` and `k8v4` where a gain in goodput is required; `int4` under a bound
-of 2 % and under one of 4 %. Goodput counts requests whose first token came within half of the time
-that 16 bits need for it in the median, measured first. A row has the verdict, what the trial
-measured, and what clients saw.
+of 2 % and under one of 4 %. Goodput counts requests whose first token came within a target that 16
+bits miss for most of them; how long it takes them is measured first. A row has the verdict, what
+the trial measured, and what clients saw.
 Needs a cluster with the operator and the models of the local cluster (`make up`):
 
     PYTHONPATH=hack python hack/testenv.py python benchmarks/trials_e2e.py
@@ -59,7 +59,7 @@ def main() -> None:
         kube.create_namespace(chart.NAMESPACE)
         chart.install(kube.kubeconfig, chart.local_values())
         kube.create_namespace(NAMESPACE)
-        for manifest in (MODELS_CLAIM, serving(options.dtype)):
+        for manifest in (MODELS_CLAIM, serving(options.dtype, options.ttft_milliseconds)):
             kube.apply(manifest, NAMESPACE)
         wait_ready(kube, NAME, NAMESPACE)
         url = kube.service_url(NAME, NAMESPACE)
@@ -68,8 +68,6 @@ def main() -> None:
         with readback, in_background(load, 14400, join_seconds=600):
             time.sleep(options.warm_seconds)
             median = statistics.median(waits(load, options.warm_seconds))
-            target = round(500 * median)
-            kube.patch(KVSERVING, NAME, NAMESPACE, {"spec": {"slo": {"ttftMilliseconds": target}}})
             for case in CASES:
                 if options.cases and case.name not in options.cases:
                     continue
@@ -77,7 +75,8 @@ def main() -> None:
                 print(json.dumps(rows[-1]), flush=True)  # noqa: T201
                 envelope.write(
                     options.out, rows, clients=options.clients,
-                    ttft_seconds_median_before=round(median, 2), ttft_milliseconds_target=target,
+                    ttft_milliseconds_target=options.ttft_milliseconds,
+                    ttft_milliseconds_median_before=round(1000 * median),
                 )  # fmt: skip
         kube.run("delete", "namespace", NAMESPACE, "--wait=false")
 
@@ -158,12 +157,13 @@ def policy(bound: int) -> dict[str, Any]:
     }
 
 
-def serving(dtype: str) -> dict[str, Any]:
+def serving(dtype: str, ttft_milliseconds: int) -> dict[str, Any]:
     """The engines of the rollback benchmark, with room for half of what their clients ask for."""
     manifest = rollback_e2e.serving(dtype)
     manifest["metadata"]["name"] = NAME
     del manifest["spec"]["rollbackPolicyRef"]
     manifest["spec"]["engine"]["kvCacheMemory"] = KV_CACHE_MEMORY
+    manifest["spec"]["slo"] = {"ttftMilliseconds": ttft_milliseconds}
     return manifest
 
 
@@ -171,6 +171,7 @@ def _options() -> argparse.Namespace:
     parser = client_options.parser(
         __doc__, "trials_e2e.json", clients=24, dtype="bfloat16", warm_seconds=120
     )
+    parser.add_argument("--ttft-milliseconds", type=int, default=1000, help="the target")
     parser.add_argument("--cases", nargs="*", help="names of cases; all of them if left out")
     parser.add_argument("--timeout-seconds", type=float, default=3600)
     return parser.parse_args()
