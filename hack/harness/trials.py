@@ -35,7 +35,7 @@ def wait_trial(
     kube: Kube,
     namespace: str,
     change: Mapping[str, Any],
-    timeout_seconds: float = 300,
+    timeout_seconds: float = 600,
     **wanted: str,
 ) -> dict[str, Any]:
     """Wait until a trial of a change has these values in its status; give the trial."""
