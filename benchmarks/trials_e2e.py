@@ -63,7 +63,7 @@ def main() -> None:
             kube.apply(manifest, NAMESPACE)
         wait_ready(kube, NAME, NAMESPACE)
         url = kube.service_url(NAME, NAMESPACE)
-        load = ChatLoad(url, "smollm2", options.clients, options.max_tokens)
+        load = ChatLoad(url, "smollm2", options.clients, options.max_tokens, keep_alive=False)
         readback = Readback(pod_urls(kube, NAME, NAMESPACE))
         with readback, in_background(load, 14400, join_seconds=600):
             time.sleep(options.warm_seconds)
