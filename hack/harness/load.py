@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import httpx
 import openai
 from openai.types.chat import ChatCompletionMessageParam
 
@@ -50,10 +49,9 @@ class ChatLoad:
 
     async def run(self, duration_seconds: float) -> Sequence[Outcome]:
         """Load the endpoint for a time, let the last answers finish, and give all outcomes."""
-        limits = httpx.Limits(max_keepalive_connections=None if self.keep_alive else 0)
         client = openai.AsyncOpenAI(
             base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=900,
-            http_client=openai.DefaultAsyncHttpxClient(limits=limits),
+            default_headers=None if self.keep_alive else {"Connection": "close"},
         )  # fmt: skip
         self._stopping.clear()
         async with client, asyncio.TaskGroup() as group:
