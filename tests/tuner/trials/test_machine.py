@@ -137,6 +137,27 @@ def test_a_fall_in_service_goes_to_the_fallback() -> None:
     assert fleet.look().state is State.FINISHED
 
 
+@pytest.mark.parametrize(
+    "seen",
+    [
+        {"blocked": "metrics are stale"},
+        {"changed": frozenset()},
+        {"finished": 0.0},
+        {"unanswered_seconds": 60.0},
+        {"steady": False},
+    ],
+    ids=lambda seen: next(iter(seen)),
+)
+@pytest.mark.parametrize("pods", [PODS, ("only",)])
+def test_a_fall_in_service_waits_for_nothing(seen: dict[str, Any], pods: Sequence[str]) -> None:
+    fleet = running(pods=pods)
+    assert fleet.look(**seen).state is State.RUNNING
+    fleet.score(SERVED, BAD)
+    assert fleet.look(**seen).state is State.ROLLING_BACK
+    assert fleet.progress.conclusion is not None
+    assert fleet.progress.conclusion.to_fallback
+
+
 def test_a_guard_rolls_back_to_what_was_in_force() -> None:
     fleet = running(PLAN.model_copy(update={"guards": {Guard.TTFT: 10}}))
     criterion = fleet.plan.guard(Guard.TTFT)
