@@ -38,10 +38,10 @@ TEMPLATE_FIELDS: Mapping[str, Any] = {
 
 JUDGED_FIELDS: Mapping[str, Any] = {
     "model": {"uri", "revision"},
-    "engine": {"accelerator", "version", "parallelism", "weight_quantization", "extra_args"},
+    "engine": {"accelerator", "parallelism", "weight_quantization", "extra_args"},
 }
-"""Fields that what a KV format costs in quality may depend on; `extraArgs` choose the attention
-backend, among other things."""
+"""Fields that what a KV format costs in quality may depend on, beside the image: `extraArgs` choose
+the attention backend, among other things. `version` only says what the image has."""
 
 
 class _Frozen(BaseModel):

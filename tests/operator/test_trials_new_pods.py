@@ -169,13 +169,12 @@ NEWER = "ghcr.io/kvserving/engine-cpu:0.32.1"
     "other",
     [
         {"engine": engine_spec(image=NEWER)},
-        {"engine": engine_spec(version="0.32.1")},
         {"engine": engine_spec(parallelism={"tensor": 2, "pipeline": 1})},
         {"engine": engine_spec(weightQuantization="fp8")},
         {"engine": engine_spec(extraArgs=["--attention-backend=TRITON_ATTN"])},
         {"model": {"name": "tiny", "uri": "pvc://models/tiny-llama-2"}},
     ],
-    ids=["image", "version", "parallelism", "weights", "backend", "model"],
+    ids=["image", "parallelism", "weights", "backend", "model"],
 )
 async def test_a_verdict_holds_for_the_engines_that_it_is_of(
     world: World, other: dict[str, Any]
@@ -209,17 +208,22 @@ async def test_the_former_engines_are_not_tried_again(world: World) -> None:
     assert world.condition("RolledBack")["status"] == "True"
 
 
-async def test_what_a_person_has_rolled_back_is_not_tried_on_other_engines(world: World) -> None:
+@pytest.mark.parametrize("by", ["control", "deletion"])
+async def test_what_a_person_has_ended_is_not_tried_on_other_engines(world: World, by: str) -> None:
     await ready(world)
     edit(world, **INT8)
     await reach(world, "Running")
     (name,) = trials(world)
-    world.cluster.objects[(Kind.KVTrial, NAMESPACE, name)]["spec"]["control"] = "RollBack"
-    assert (await finish(world))["reason"] == "AskedFor"
+    if by == "control":
+        world.cluster.objects[(Kind.KVTrial, NAMESPACE, name)]["spec"]["control"] = "RollBack"
+    else:
+        del world.cluster.objects[(Kind.KVTrial, NAMESPACE, name)]
+    await serve(world, 5)
     edit(world, **INT8, engine=engine_spec(image=NEWER))
     await world.settle()
     await serve(world, 10)
-    assert len(trials(world)) == 1
+    assert len(trials(world)) == int(by == "control")
+    assert fleet(world) == ["bfloat16", "bfloat16"]
     assert world.condition("RolledBack")["status"] == "True"
 
 

@@ -18,6 +18,8 @@ from kvserving_tuner.trials.watched import begin
 
 REMEMBERED = 16
 """Rejections that are kept."""
+BY_PERSON = frozenset({End.ASKED_FOR, End.SUPERSEDED})
+"""Ends that say nothing of any engine."""
 
 
 def after(trials: Trials, record: Record, now: float) -> Trials:
@@ -47,7 +49,7 @@ def after(trials: Trials, record: Record, now: float) -> Trials:
         asked=asked,
         settings=record.remains,
         template=record.template,
-        engines=Engines() if conclusion.reason is End.ASKED_FOR else record.engines,
+        engines=Engines() if conclusion.reason in BY_PERSON else record.engines,
         trial=record.name,
         rolled_back=spec_wanted_it and not promoted,
         verdict=conclusion.verdict,

@@ -22,7 +22,7 @@ class Engines(_Frozen):
     """What a verdict on a change holds for; empty where it is not known."""
 
     build: str = ""
-    """Hash of model, image, version, parallelism and accelerator (`Revision.engines_hash`)."""
+    """Hash of model, image, parallelism and accelerator (`Revision.engines_hash`)."""
     weights: str = ""
     """Hash of the weights that all of them have."""
 

@@ -70,7 +70,7 @@ class Wanted:
     routed: bool = False
     """Whether a gateway's route gives a trial's candidates their share."""
     build: str = ""
-    """Hash of model, image, version, parallelism and accelerator of the engines."""
+    """Hash of model, image, parallelism and accelerator of the engines."""
     weights: str = ""
     """Hash of the weights of all engines; empty where they do not tell or differ."""
 
