@@ -74,8 +74,8 @@ async def test_ended_trials_are_kept_up_to_a_limit_and_a_persons_for_good(world:
     assert only_trial(world)["verdict"] == "RolledBack"
     for number in range(HISTORY + 3):
         edit(world, ("int8", "int4")[number % 2])
-        await serve(world, 2)
-    await serve(world, 2)
+        await serve(world, 4)
+    await serve(world, 4)
     ended = [
         name
         for name, trial in trials(world).items()
