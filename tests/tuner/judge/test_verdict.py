@@ -82,6 +82,25 @@ def test_a_guard_rolls_back_alone() -> None:
     assert verdict.finding.bound_percent == pytest.approx(10)
 
 
+def test_the_accepted_error_is_shared_by_all_that_can_roll_back() -> None:
+    criterion = relative_rise("ttft", 10)
+    barely = Comparison.start(criterion)
+    while not barely.is_harmful(0.01):
+        barely = barely.add([0.2])
+    others = {f"other-{number}": CALM for number in range(9)}
+    strict = Rules(false_rollback=0.01)
+    for quality, guards in (
+        ({}, others), ({name: GOOD for name in others}, {}), ({"likelihood": GOOD}, {}),
+    ):  # fmt: skip
+        several = Trial(quality, {"ttft": barely, **guards})
+        assert judge(several, strict).outcome is not Outcome.ROLL_BACK
+        count = 1 + len(quality) + len(guards)
+        assert judge(several, Rules(false_rollback=0.01 * count)).outcome is Outcome.ROLL_BACK
+    watched = Trial({}, {"ttft": barely}, watched=dict.fromkeys(others, GOOD))
+    assert judge(watched, strict).outcome is not Outcome.ROLL_BACK
+    assert judge(Trial({}, {"ttft": barely}), strict).outcome is Outcome.ROLL_BACK
+
+
 def test_nothing_is_promoted_without_quality() -> None:
     verdict = judge(replace(TRIAL, quality={}), Rules())
     assert (verdict.outcome, verdict.cause) == (Outcome.INCONCLUSIVE, Cause.QUALITY_NOT_SHOWN)
