@@ -6,9 +6,13 @@ from typing import Any
 import httpx
 import pytest
 
+from kvserving_operator.api.v1alpha1 import EvictionSpec
 from kvserving_operator.observe import PodView, pod_view
 from kvserving_operator.trials.asking import Answer, Ask
+from kvserving_operator.trials.probe_set import ProbeSet
 from kvserving_operator.trials.record import Record
+from kvserving_operator.trials.seen import Seen, facts_of
+from kvserving_operator.trials.select import Wanted
 from kvserving_operator.trials.stopping import (
     GARBAGE_IN_A_ROW,
     end_of,
@@ -18,9 +22,12 @@ from kvserving_operator.trials.stopping import (
 from kvserving_tuner.judge import HardStop
 from kvserving_tuner.observation import Window
 from kvserving_tuner.probes.names import Probe
+from kvserving_tuner.runtime_client import RuntimeState
+from kvserving_tuner.settings import Slo
 from kvserving_tuner.trials.plan import Plan
 from kvserving_tuner.trials.tasks import Cell
 from operatorkit import trials
+from operatorkit.engines import runtime_document
 from operatorkit.trials import GUARDED, only_trial, put_policy, reach, ready, serve
 from operatorkit.world import World
 from tunerkit.build import NOT_MEASURED, NOW, engine, gauge, observation, window
@@ -101,6 +108,26 @@ def test_an_engine_that_ends_says_why(reason: str | None, stop: HardStop) -> Non
     pods = (pod("a", reason), pod("b", "OOMKilled"))
     assert end_of(pods, ["a"]) is stop
     assert end_of(pods, []) is None
+
+
+@pytest.mark.parametrize(("one", "stop"), [(MUTE, HardStop.NO_TOKENS), (WORKS, None)])
+def test_a_mute_engine_is_a_fact_of_the_trial(one: Window, stop: HardStop | None) -> None:
+    documents = {"a": runtime_document(16, "int8", ("auto", "int8")),
+                 "b": runtime_document(16, "bfloat16", ("auto", "int8"))}  # fmt: skip
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    seen = Seen(
+        pods=tuple(pod_view({"metadata": {"name": n, "uid": n}, "status": ready}) for n in "ab"),
+        runtime={name: RuntimeState.of(name, each) for name, each in documents.items()},
+        targets={}, refusals=(), observation=observation(engine(one), engine(WORKS, name="b")),
+        pairs=(), answers=(), steady=True, probe_set=ProbeSet(), model="m", max_tokens=2048,
+        now=NOW,
+    )  # fmt: skip
+    wanted = Wanted(
+        name="chat", asked=trials.INT8, eviction=EvictionSpec(), in_force=trials.INT8,
+        template="t", generation=1, has_policy=True, policy=None, slo=Slo(),
+    )  # fmt: skip
+    _, facts = facts_of(record(), wanted, None, seen, is_new=True)
+    assert facts.hard_stop is stop
 
 
 ASK = Ask("trial", 0, Cell(Probe.NEEDLE, 512), 0, "m", 32)
