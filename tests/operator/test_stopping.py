@@ -141,6 +141,8 @@ def test_garbage_counts_where_16_bits_get_something_right() -> None:
     assert count == GARBAGE_IN_A_ROW
     assert with_garbage(count, Answer(ASK, 0.0, 0.0, is_garbage=True)) == count
     assert with_garbage(count, Answer(ASK, 0.0, None, is_garbage=True)) == count
+    # One that is as good as with 16 bits is an answer, whatever it looks like.
+    assert with_garbage(count, Answer(ASK, 0.5, 0.5, is_garbage=True)) == 0
     # A wrong answer is one.
     assert with_garbage(count, Answer(ASK, 0.0, 1.0)) == 0
 

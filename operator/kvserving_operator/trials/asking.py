@@ -60,7 +60,8 @@ class Answer:
     grade: float | None = None
     baseline: float | None = None
     is_garbage: bool = False
-    """Whether the engine with the change gave no answer at all: nothing, no text, or a loop."""
+    """Whether the engine with the change gave no answer at all (nothing, no text, or a loop), and
+    not the one in 16 bits too."""
     error: str = ""
     too_short: bool = False
     failed: tuple[str, ...] = ()
@@ -125,7 +126,9 @@ class Asking(Background[Answer]):
             ask,
             None if grade is None else grade.grade,
             ask.recorded if baseline is None else baseline.grade,
-            is_garbage=grade is not None and grade.is_garbage,
+            is_garbage=grade is not None
+            and grade.is_garbage
+            and (baseline is None or not baseline.is_garbage),
         )
 
     async def _found(self, ask: Ask, target: EngineTarget) -> Fitted:

@@ -44,10 +44,12 @@ def is_mute(record: Record, observation: Observation | None, has: Collection[str
 
 def with_garbage(count: int, answer: Answer) -> int:
     """Tasks in a row that came to no answer, with one more answer of an engine with the change."""
-    if not answer.is_garbage:
-        return 0
-    # What 16 bits cannot do either says nothing.
-    return count + 1 if answer.baseline else count
+    if not answer.baseline:
+        # What 16 bits cannot do either says nothing.
+        return count if answer.is_garbage else 0
+    worse = answer.grade is not None and answer.grade < answer.baseline
+    # What is as good as with 16 bits is an answer, whatever it looks like.
+    return count + 1 if answer.is_garbage and worse else 0
 
 
 def _works_in_vain(window: Window) -> bool:
