@@ -389,6 +389,19 @@ def test_a_probe_without_an_answer_is_no_evidence_whatever_users_do(
         assert not fleet.look(5).held
 
 
+@pytest.mark.parametrize("step", [0, 1])
+def test_what_holds_a_trial_holds_its_steps_its_clock_and_its_end(step: int) -> None:
+    fleet = running()
+    fleet.score(SERVED, GOOD)
+    fleet.until(lambda progress: progress.step == step)
+    before = fleet.progress
+    for _ in range(20):
+        fleet.look(30, finished=50, blocked="metrics are stale")
+    assert fleet.progress.state is State.RUNNING
+    assert (fleet.progress.step, fleet.progress.step_seconds) == (step, before.step_seconds)
+    fleet.until(in_state(State.PROMOTING))
+
+
 def test_what_holds_a_trial_is_the_same_news_from_look_to_look() -> None:
     fleet = running()
     seen = {fleet.look(blocked=f"newest sample is {age} s old").held for age in (30, 35, 40)}
