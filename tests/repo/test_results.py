@@ -250,6 +250,8 @@ def test_a_bad_format_is_rolled_back_in_service_and_no_client_sees_it() -> None:
     assert len(found) >= 10
     for row in found:
         assert (row["verdict"], row["client_errors"]) == ("RolledBack", 0)
+        # From the probe whose result crosses the bound to the last engine's own word.
+        assert 0 < row["seconds_to_fallback"] <= 10, row
         assert row["requests"] > 0
 
 

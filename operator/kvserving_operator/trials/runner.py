@@ -89,6 +89,7 @@ class TrialRunner:
             eviction=serving.spec.kv_cache.eviction,
             in_force=_in_force(current, asked, pods, turn.readback.runtime, found.values()),
             template=current.hash,
+            build=current.engines_hash,
             generation=serving.metadata.generation,
             has_policy=policy.named,
             policy=policy.spec,
