@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from itertools import pairwise
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -18,6 +18,7 @@ from kvserving_operator.api.base import (
 )
 from kvserving_operator.api.conditions import Condition
 from kvserving_operator.api.metadata import ResourceModel
+from kvserving_operator.api.partial import partial
 from kvserving_operator.api.rules import Checked, Rule
 from kvserving_tuner.probes.names import Probe
 from kvserving_tuner.trials.plan import Guard
@@ -182,6 +183,12 @@ class KVRollbackPolicySpec(ApiModel):
     """Settings that the fleet returns to when quality regresses."""
     memory: MemorySpec = Field(default_factory=MemorySpec, json_schema_extra={"default": {}})
     """How long a rejected change is remembered."""
+
+
+if TYPE_CHECKING:
+    PolicyOverrides = ApiModel
+else:
+    PolicyOverrides = partial(KVRollbackPolicySpec, "PolicyOverrides")
 
 
 class KVRollbackPolicyStatus(StatusModel):
