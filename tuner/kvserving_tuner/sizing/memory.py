@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from kvserving_tuner.errors import SizingError
 from kvserving_tuner.sizing.layers import ModelShape
-from kvserving_tuner.sizing.pages import DEFAULT_BLOCK, Layout, pages, token_bytes
+from kvserving_tuner.sizing.pages import DEFAULT_BLOCK, Layout, check_format, pages, token_bytes
 
 __all__ = ["DEFAULT_BLOCK", "Layout"]
 
@@ -24,6 +24,7 @@ def bytes_per_token(shape: ModelShape, layout: Layout) -> int:
 
     Layers with a sliding window count as long as the token is within it.
     """
+    check_format(shape, layout.dtype)
     on_each = sum(token_bytes(group, layout) * group.count for group in shape.groups)
     return on_each * layout.tensor_parallel
 

@@ -79,6 +79,7 @@ class Pages:
 
 def pages(shape: ModelShape, layout: Layout) -> Pages:
     """The blocks of a model's cache; SizingError where there is no such cache."""
+    check_format(shape, layout.dtype)
     groups = [group for group in shape.groups if page_bytes(group, layout, layout.block)]
     if not groups:
         return Pages(0, ())
@@ -91,6 +92,17 @@ def pages(shape: ModelShape, layout: Layout) -> Pages:
         )
         return Pages(size, (Table(groups[0].kind, layout.block, groups[0].window),))
     return _mixed(groups, layout)
+
+
+def stores_own(shape: ModelShape) -> bool:
+    """Whether a model's cache may have a format of this package: all layers keep all tokens."""
+    return all(group.kind is LayerKind.FULL for group in shape.groups)
+
+
+def check_format(shape: ModelShape, dtype: str) -> None:
+    """Raise SizingError for a format that is not stored for such a model."""
+    if dtype in LAYOUTS and not stores_own(shape):
+        raise SizingError("dtype", "a format of vLLM's for layers without full attention", dtype)
 
 
 def page_bytes(group: LayerGroup, layout: Layout, block: int) -> int:

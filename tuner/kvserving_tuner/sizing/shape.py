@@ -63,12 +63,15 @@ def _layer(text: Mapping[str, Any], kind: LayerKind, index: int) -> LayerGroup |
     heads, size = _kv_heads(text, index), _head_size(text)
     if heads == 0:
         return LayerGroup(STATE, 1, state=read_state(text)) if _has_states(text) else None
+    value = _optional(text, "v_head_dim")
+    value_size = value if value not in (0, size) else None
     if kind is SLIDING:
-        return LayerGroup(kind, 1, heads, size, _whole(text, "sliding_window"))
+        window = _whole(text, "sliding_window")
+        return LayerGroup(kind, 1, heads, size, window, value_size=value_size)
     # Layers with full attention beside windows may have heads of their own, as in Gemma 4.
     size = _optional(text, "global_head_dim") or size
     heads = _optional(text, "num_global_key_value_heads") or heads
-    return LayerGroup(kind, 1, heads, size)
+    return LayerGroup(kind, 1, heads, size, value_size=value_size)
 
 
 def _layer_kinds(text: Mapping[str, Any], layers: int) -> list[tuple[LayerKind, ...]]:

@@ -40,16 +40,11 @@ def _mamba(text: Mapping[str, Any]) -> State | None:
     if found is None:
         return None
     width, kernel = found
-    heads = _wholes(text, "mamba_n_heads", "mamba_d_head")
-    if heads is not None:
-        inner = heads[0] * heads[1]
-    else:
-        expanded = _wholes(text, "mamba_expand", "hidden_size")
-        if expanded is None:
-            return None
-        inner = expanded[0] * expanded[1]
-    groups = text.get("mamba_n_groups") or 0
-    return _mamba_state(text, inner, int(groups), width, kernel)
+    said = _wholes(text, "mamba_d_inner") or _wholes(text, "mamba_d_ssm")
+    inner = said[0] if said else _product(text, "mamba_n_heads", "mamba_d_head")
+    inner = inner or _product(text, "mamba_expand", "hidden_size")
+    groups = _wholes(text, "mamba_n_groups") or (0,)
+    return _mamba_state(text, inner, groups[0], width, kernel) if inner else None
 
 
 def _nemotron(text: Mapping[str, Any]) -> State | None:
@@ -72,6 +67,12 @@ def _mamba_state(
 def _short_convolution(text: Mapping[str, Any]) -> State | None:
     found = _wholes(text, "conv_L_cache", "hidden_size")
     return None if found is None else State(found[1] * (found[0] - 1))
+
+
+def _product(text: Mapping[str, Any], first: str, second: str) -> int:
+    """Product of two fields, 0 where one is missing."""
+    found = _wholes(text, first, second)
+    return found[0] * found[1] if found else 0
 
 
 def _wholes(text: Mapping[str, Any], *names: str) -> tuple[int, ...] | None:
