@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvserving_kernels.formats import LAYOUTS
+from kvserving_tuner.profiles import PROFILES, ProfileName
 from kvserving_tuner.sizing.advice import advice, notes
 from kvserving_tuner.sizing.files import GIB, read_model
 from kvserving_tuner.sizing.gpus import MEMORY_MIB
@@ -48,6 +49,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu-memory-utilization", type=float, default=UTILIZATION)
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192, metavar="TOKENS")
     parser.add_argument("--max-num-seqs", type=int, default=256, metavar="N")
+    parser.add_argument(
+        "--profile",
+        choices=list(ProfileName),
+        default=ProfileName.CUSTOM,
+        type=ProfileName,
+        help="what the model is used for: also say what to start with",
+    )
     parser.add_argument("--output", choices=("table", "json"), default="table")
 
 
@@ -81,10 +89,31 @@ def run(options: argparse.Namespace, console: Console) -> int:
         return 0
     console.print(layers(shape), markup=False, highlight=False)
     console.print(table(rows, question.gpus))
-    for line in (advice(rows, question), *notes(shape, question)):
+    for line in (advice(rows, question), *notes(shape, question), *start(options.profile, shape)):
         if line:
             console.print(line, markup=False, highlight=False)
     return 0
+
+
+def start(name: ProfileName, shape: ModelShape) -> tuple[str, ...]:
+    """What to start with for a use, with the reason for each setting; nothing for Custom."""
+    profile = PROFILES.get(name)
+    if profile is None:
+        return ()
+    fits = [dtype for dtype in profile.dtypes if dtype not in LAYOUTS or stores_own(shape)]
+    flags = [f"{flag} {value}" for flag, value in profile.engine_flags.items()]
+    lines = [
+        f"To start with for {name} ({profile.summary}):",
+        f"  KV format {profile.dtype.value}: {profile.dtype.reason}.",
+        f"  --max-num-batched-tokens {profile.batched_tokens}: {profile.batched_reason}.",
+        f"  Prefix caching {profile.caching.value}: {profile.caching.reason}.",
+        f"  Eviction {profile.eviction.value}: {profile.eviction.reason}.",
+    ]
+    if flags:
+        lines.append(f"  {', '.join(flags)}: {profile.flags_reason}.")
+    lines.append(f"  Formats to allow, where the cache binds: {', '.join(fits)}.")
+    lines.append(f"  Watch {profile.watch}.")
+    return tuple(lines)
 
 
 def layers(shape: ModelShape) -> str:
