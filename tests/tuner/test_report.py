@@ -104,8 +104,8 @@ def test_a_recording_has_figures_over_time(logs: tuple[Path, Path]) -> None:
 def test_an_audit_log_has_the_numbers_behind_decisions(logs: tuple[Path, Path]) -> None:
     history = read_history(logs[1])
     assert (history.name, history.turns) == ("demo/chat", 83)
-    assert history.has("kv_usage")
-    assert history.has("running")
+    names = ("kv_usage", "running", "waiting", "tokens_per_second", "preemptions_per_second")
+    assert all(history.has(name) for name in names)
 
 
 def test_the_page_is_whole_and_loads_nothing(logs: tuple[Path, Path]) -> None:
@@ -148,7 +148,7 @@ def hostile(at: float, **more: Any) -> dict[str, Any]:
         "change": {"knob": HOSTILE, "from": HOSTILE, "to": HOSTILE, "cost": HOSTILE},
         "reason": HOSTILE,
         "message": HOSTILE,
-        "numbers": {"kv_usage_p95": 0.5, "running_mean": HOSTILE, HOSTILE: HOSTILE},
+        "numbers": {"kv_usage_max": 0.5, "running_mean": HOSTILE, HOSTILE: HOSTILE},
         "case": {"rung": HOSTILE, "forecast": {"gain": HOSTILE, "low": 0.1, "high": HOSTILE}},
         "passed_over": [{"rung": HOSTILE, "why": HOSTILE}, HOSTILE],
         "outcome": HOSTILE,
@@ -189,7 +189,7 @@ def read_told() -> Any:
     [
         {"diagnosis": "none", "change": "none", "numbers": [], "passed_over": 3, "case": []},
         {"diagnosis": None, "change": None, "numbers": None, "passed_over": None, "case": None},
-        {"action": None, "message": None, "reason": None, "numbers": {"kv_usage_p95": "NaN"}},
+        {"action": None, "message": None, "reason": None, "numbers": {"kv_usage_max": "NaN"}},
     ],
 )
 def test_a_line_of_another_shape_still_makes_a_page(tmp_path: Path, change: dict[str, Any]) -> None:

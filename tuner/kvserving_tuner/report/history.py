@@ -20,11 +20,17 @@ from kvserving_tuner.sources.base import EngineTarget, Histories
 
 HOLD: Final = "Hold"
 NUMBERS: Final[Mapping[str, str]] = {
-    "kv_usage_p95": "kv_usage",
+    "kv_usage_max": "kv_usage",
     "running_mean": "running",
     "waiting_mean": "waiting",
 }
 """Numbers behind a decision that are figures of a point."""
+COUNTS: Final[Mapping[str, str]] = {
+    "generation_tokens": "tokens_per_second",
+    "preemptions": "preemptions_per_second",
+    "finished": "finished_per_second",
+}
+"""Numbers that were counted over `window_seconds`."""
 
 
 @dataclass(frozen=True)
@@ -151,12 +157,16 @@ def _numbers(document: Mapping[str, Any]) -> dict[str, float]:
     numbers = document.get("numbers")
     if not isinstance(numbers, Mapping):
         return {}
-    found = {NUMBERS.get(str(name), ""): value for name, value in numbers.items()}
-    return {
-        name: float(value)
-        for name, value in found.items()
-        if name and isinstance(value, int | float) and math.isfinite(value)
+    finite = {
+        str(name): float(value)
+        for name, value in numbers.items()
+        if isinstance(value, int | float) and math.isfinite(value)
     }
+    found = {NUMBERS[name]: value for name, value in finite.items() if name in NUMBERS}
+    seconds = finite.get("window_seconds", 0.0)
+    if seconds > 0:
+        found |= {COUNTS[name]: n / seconds for name, n in finite.items() if name in COUNTS}
+    return found
 
 
 def _told(documents: list[tuple[float, Mapping[str, Any]]]) -> tuple[Told, ...]:
