@@ -10,10 +10,12 @@ engine environment that has the tuner on its path:
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +27,7 @@ from kvserving_tuner.sizing.shape import read_shape
 CACHE_BYTES: Final = 1 << 28
 BUDGET: Final = 512
 LENGTH: Final = 2048
-TIMEOUT_SECONDS: Final = 300
+TIMEOUT_SECONDS: Final = 200
 SMALL: Final = {
     "intermediate_size": 256, "vocab_size": 512, "max_position_embeddings": 8192,
     "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
@@ -64,7 +66,8 @@ MODELS: Final[dict[str, dict[str, Any]]] = {
         "hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 16,
         "num_hidden_layers": 3, "kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 128,
         "qk_rope_head_dim": 64, "v_head_dim": 128, "first_k_dense_replace": 3,
-        "moe_layer_freq": 1, "n_routed_experts": None, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+        "moe_layer_freq": 1, "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 256, "rms_norm_eps": 1e-6, "hidden_act": "silu",
     },
     "Mistral 7B v0.1": {
         "attention": "sliding window",
@@ -90,7 +93,7 @@ MODELS: Final[dict[str, dict[str, Any]]] = {
         "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "hidden_size": 2048,
         "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 6,
         "layer_types": ["conv", "conv", "full_attention", "conv", "conv", "full_attention"],
-        "conv_L_cache": 3, "conv_bias": False, "block_auto_adjust_ff_dim": False,
+        "conv_L_cache": 3, "conv_dim": 2048, "conv_bias": False, "block_auto_adjust_ff_dim": False,
         "block_ff_dim": 256, "norm_eps": 1e-5,
     },
     "Qwen3-Next 80B": {
@@ -120,12 +123,19 @@ def main() -> None:
     if options.one:
         print(json.dumps(reported(*options.one)), flush=True)  # noqa: T201
         return
-    rows: list[dict[str, Any]] = []
+    # What is there already stays, unless it is measured again.
+    rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
+    began = time.monotonic()
     for model, dtype in CASES:
+        if time.monotonic() - began > options.seconds:
+            break
         if options.models and model not in options.models:
+            continue
+        if options.dtypes and dtype not in options.dtypes:
             continue
         row = {"model": model, "attention": MODELS[model]["attention"], "dtype": dtype}
         row |= compared(model, dtype)
+        rows = [each for each in rows if (each["model"], each["dtype"]) != (model, dtype)]
         rows.append(row)
         print(json.dumps(row), flush=True)  # noqa: T201
         envelope.write(options.out, rows)
@@ -135,9 +145,12 @@ def compared(model: str, dtype: str) -> dict[str, Any]:
     """What an engine says beside what is planned for the blocks that it chose."""
     command = [sys.executable, __file__, "--one", model, dtype]
     # An engine that cannot be started on this machine is said to be so, not left out.
-    ended = subprocess.run(
-        command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
-    )
+    try:
+        ended = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"refused": f"did not start within {TIMEOUT_SECONDS} s"}
     lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]
     if ended.returncode or not lines:
         return {"refused": (ended.stderr.strip().splitlines() or ["no output"])[-1][:300]}
@@ -192,6 +205,8 @@ def reported(model: str, dtype: str) -> dict[str, Any]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", help="only these")
+    parser.add_argument("--dtypes", nargs="+", help="only these")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start no case after that")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument(
         "--out", type=Path, default=envelope.ROOT / "benchmarks/results/plan_agreement.json"

@@ -65,8 +65,9 @@ def _mamba_state(
 
 
 def _short_convolution(text: Mapping[str, Any]) -> State | None:
-    found = _wholes(text, "conv_L_cache", "hidden_size")
-    return None if found is None else State(found[1] * (found[0] - 1))
+    width = _wholes(text, "conv_dim") or _wholes(text, "hidden_size")
+    kernel = _wholes(text, "conv_L_cache")
+    return None if width is None or kernel is None else State(width[0] * (kernel[0] - 1))
 
 
 def _product(text: Mapping[str, Any], first: str, second: str) -> int:
