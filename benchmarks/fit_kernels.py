@@ -2,7 +2,7 @@
 
 Needs pyarrow, which nothing else does, beside numpy:
 
-    uv run --no-project --with numpy,pyarrow python benchmarks/fit_kernels.py /path/to/aiconfigurator
+    uv run --no-project --with numpy,pyarrow python benchmarks/fit_kernels.py aiconfigurator/
 
 Each table is fitted to an affine function by relative error, on every other row; the rest tell how
 far off it is. The result is `tuner/kvserving_tuner/stepmodel/kernels.json`:
@@ -19,7 +19,7 @@ far off it is. The result is `tuner/kvserving_tuner/stepmodel/kernels.json`:
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ def fit_gpu(folder: Path, version: str) -> dict[str, Any]:
         "large_operation_seconds": large,
         "cache_byte_seconds": {},
     }
-    decode = [row for row in attention(folder / "generation_attention_perf.parquet", decode=True)]
+    decode = list(attention(folder / "generation_attention_perf.parquet", decode=True))
     for dtype, size in ELEMENT_BYTES.items():
         rows = [row for row in decode if row["kv_cache_dtype"] == dtype]
         if not rows:
@@ -109,16 +109,16 @@ def fit_gpu(folder: Path, version: str) -> dict[str, Any]:
         )
         fitted["exchange_seconds"][str(devices)] = start
         fitted["exchange_byte_seconds"][str(devices)] = per_byte
-    return rounded(fitted)
+    return {name: rounded(value) for name, value in fitted.items()}
 
 
 def attention(path: Path, decode: bool) -> Iterable[Mapping[str, Any]]:
     """Rows of models as they are: grouped heads of 128, all tokens seen."""
     for row in read(path):
-        if row["head_dim"] == 128 and not row.get("window_size") and row["num_heads"] >= 8:
-            # What fits a GPU's own caches is read faster than memory is.
-            if not decode or cache_bytes(row, ELEMENT_BYTES["bfloat16"]) >= LEAST_BYTES:
-                yield row
+        plain = row["head_dim"] == 128 and not row.get("window_size") and row["num_heads"] >= 8
+        # What fits a GPU's own caches is read faster than memory is.
+        if plain and (not decode or cache_bytes(row, ELEMENT_BYTES["bfloat16"]) >= LEAST_BYTES):
+            yield row
 
 
 def cache_bytes(row: Mapping[str, Any], size: int) -> int:
@@ -146,7 +146,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def fit(
-    features: list[tuple[float, ...]], measured: list[float], known: list[float] | None = None
+    features: Sequence[tuple[float, ...]], measured: list[float], known: list[float] | None = None
 ) -> tuple[list[float], float]:
     """Coefficients, none negative, and the median relative error on the rows left out.
 

@@ -83,9 +83,7 @@ def test_a_step_has_the_profiles_tokens_on_a_gpu(name: ProfileName) -> None:
         ({"maxNumSeqs": 2048}, ["--max-num-batched-tokens=2048"]),
     ],
 )
-def test_what_is_set_about_steps_is_left_alone(
-    engine: dict[str, Any], expected: list[str]
-) -> None:
+def test_what_is_set_about_steps_is_left_alone(engine: dict[str, Any], expected: list[str]) -> None:
     assert budget(args_of(profile="Chat", engine=on_gpu(**engine))) == expected
 
 

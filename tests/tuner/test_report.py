@@ -237,7 +237,5 @@ decide(settings, seen, (), TunerState(), 1000.0)
 heavy = {"plotly", "pandas", "torch", "matplotlib", "gguf"} & {n.split(".")[0] for n in sys.modules}
 print(sorted(heavy))
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "[]"

@@ -56,12 +56,11 @@ def draw(history: History, targets: dict[str, float] | None = None) -> list[str]
         if target is not None:
             figure.add_hline(y=target * factor, line_dash="dot", annotation_text="target")
         _mark(figure, [told for told in history.decisions if told.acted])
-        library = "inline" if not drawn else False
         drawn.append(
             to_html(
                 figure,
                 full_html=False,
-                include_plotlyjs=True if library else False,
+                include_plotlyjs=not drawn,
                 div_id=f"plot-{len(drawn)}",
                 config={"displaylogo": False, "responsive": True},
             )

@@ -70,11 +70,12 @@ class _Reader:
         tensors, entries = self._number(10), self._number(10)
         if entries > MOST_ENTRIES:
             raise self._wrong(f"at most {MOST_ENTRIES} entries", str(entries))
-        found = {}
+        kept = {}
         for _ in range(entries):
             key = self._text()
-            found[key] = self._value(self._number(4))
-        kept = {key: value for key, value in found.items() if value is not None}
+            value = self._value(self._number(4))
+            if key is not None and value is not None:
+                kept[key] = value
         return Header(kept, tensors, self._size, self._end(tensors, kept))
 
     def _end(self, tensors: int, metadata: Mapping[str, Any]) -> int:
