@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvserving_kernels.formats import LAYOUTS
-from kvserving_tuner.profiles import PROFILES, ProfileName
+from kvserving_tuner.profiles import PROFILES, Advice, ProfileName
 from kvserving_tuner.sizing.advice import advice, notes
 from kvserving_tuner.sizing.files import GIB, read_model
 from kvserving_tuner.sizing.gpus import MEMORY_MIB
@@ -101,13 +101,16 @@ def start(name: ProfileName, shape: ModelShape) -> tuple[str, ...]:
     if profile is None:
         return ()
     fits = [dtype for dtype in profile.dtypes if dtype not in LAYOUTS or stores_own(shape)]
+    eviction = profile.eviction
+    if profile.evicts and not stores_own(shape):
+        eviction = Advice("None", "windows are for models with full attention in every layer")
     flags = [f"{flag} {value}" for flag, value in profile.engine_flags.items()]
     lines = [
         f"To start with for {name} ({profile.summary}):",
         f"  KV format {profile.dtype.value}: {profile.dtype.reason}.",
         f"  --max-num-batched-tokens {profile.batched_tokens}: {profile.batched_reason}.",
         f"  Prefix caching {profile.caching.value}: {profile.caching.reason}.",
-        f"  Eviction {profile.eviction.value}: {profile.eviction.reason}.",
+        f"  Eviction {eviction.value}: {eviction.reason}.",
     ]
     if flags:
         lines.append(f"  {', '.join(flags)}: {profile.flags_reason}.")

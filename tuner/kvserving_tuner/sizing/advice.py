@@ -4,11 +4,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvserving_kernels.formats import LAYOUTS
+from kvserving_tuner.ladder.formats import EIGHT_BITS, FOUR_BITS, MIXED
 from kvserving_tuner.sizing.layers import LayerKind, ModelShape
 from kvserving_tuner.sizing.plan import Question, Row
 
 ENOUGH_SEQUENCES: Final = 4
 """Fewer sequences at once leave most of a GPU's decode speed unused."""
+MILDEST_FIRST: Final = (*EIGHT_BITS, *MIXED, *FOUR_BITS)
+"""Fewer than 4 bits are for who asks for them, and are advised to nobody."""
 
 
 def advice(rows: Sequence[Row], question: Question) -> str:
@@ -22,9 +25,10 @@ def advice(rows: Sequence[Row], question: Question) -> str:
         return ""
     gpu, context = gpus[0], max(row.context for row in rows)
     found = {row.dtype: row.sequences[gpu] for row in rows if row.context == context}
-    (first, count), *others = found.items()
-    where = f"sequences of {context} tokens fit on {_machines(question, gpu)}"
-    said = f"{count} {where} with {first}."
+    first, count = next(iter(found.items()))
+    others = [(name, found[name]) for name in MILDEST_FIRST if name in found and name != first]
+    fit = "sequence fits" if count == 1 else "sequences fit"
+    said = f"{count} {fit} on {_machines(question, gpu)} with {first}, at {context} tokens each."
     if count >= ENOUGH_SEQUENCES:
         return f"{said[:-1]}: nothing has to change for memory's sake."
     best = _mildest(others)
@@ -32,7 +36,7 @@ def advice(rows: Sequence[Row], question: Question) -> str:
     if best is None or best[1] <= count:
         return f"{said} Begin with a shorter --max-model-len, or {more}."
     trial = " in a trial" if best[0] in LAYOUTS else ""
-    said = f"{said} Try {best[0]}{trial} first: {best[1]} fit."
+    said = f"{said} Try {best[0]}{trial} first: it holds {best[1]}."
     if best[1] < ENOUGH_SEQUENCES:
         return f"{said} For {ENOUGH_SEQUENCES} or more, {more} or allow less context."
     return said
