@@ -155,10 +155,10 @@ def compared(model: str, dtype: str) -> dict[str, Any]:
     if ended.returncode or not lines:
         return {"refused": (ended.stderr.strip().splitlines() or ["no output"])[-1][:300]}
     said = json.loads(lines[-1])
-    config = json.loads(said.pop("config"))
-    shape = read_shape(config)
-    layout = Layout(dtype, said.pop("asked_block_size"), step_tokens=said.pop("step_tokens"))
-    planned = capacity(shape, layout, LENGTH, CACHE_BYTES)
+    asked = said.pop("asked")
+    shape = read_shape(asked["config"])
+    layout = Layout(dtype, asked["block_size"], step_tokens=asked["step_tokens"])
+    planned = capacity(shape, layout, asked["max_model_len"], asked["cache_bytes"])
     found = {
         "block_bytes": planned.block_bytes,
         "blocks": planned.blocks,
@@ -166,7 +166,8 @@ def compared(model: str, dtype: str) -> dict[str, Any]:
     }
     agrees = all(said[name] == value for name, value in found.items())
     per_token = bytes_per_token(shape, layout)
-    return {"planned": found, "reported": said, "bytes_per_token": per_token, "agrees": agrees}
+    figures = {"planned": found, "reported": said, "bytes_per_token": per_token}
+    return {"asked": asked, **figures, "agrees": agrees}
 
 
 def reported(model: str, dtype: str) -> dict[str, Any]:
@@ -191,9 +192,14 @@ def reported(model: str, dtype: str) -> dict[str, Any]:
     settings, kv_cache = core.vllm_config, core.scheduler.kv_cache_config
     size = max(tensor.size for tensor in kv_cache.kv_cache_tensors)
     return {
-        "config": json.dumps(config),
-        "asked_block_size": 16 if settings.model_config.use_mla else 128,
-        "step_tokens": settings.max_in_flight_tokens,
+        "asked": {
+            "config": config,
+            # What a CPU's engine begins with; states may make it larger.
+            "block_size": 16 if settings.model_config.use_mla else 128,
+            "step_tokens": settings.max_in_flight_tokens,
+            "max_model_len": LENGTH,
+            "cache_bytes": CACHE_BYTES,
+        },
         "block_size": settings.cache_config.block_size,
         "blocks": kv_cache.num_blocks,
         "block_bytes": size // kv_cache.num_blocks,
