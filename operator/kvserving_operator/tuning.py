@@ -22,6 +22,7 @@ from kvserving_operator.api.v1alpha1 import (
     Switch,
 )
 from kvserving_operator.observe import PodView
+from kvserving_operator.profiles import allowed_dtypes, may_recommend_eviction
 from kvserving_operator.promoted import KNOB, basis_of, behind, cap_of, promote, still_promoted
 from kvserving_operator.targets import target_of
 from kvserving_tuner.actuators.base import Applied
@@ -107,11 +108,14 @@ def tuning_settings(spec: KVServingSpec) -> TuningSettings:
         bounds = Bounds(minimum=knob.minimum or 1, maximum=knob.maximum)
     # Nothing but a trial says what a format costs, and nothing but a policy how to run one.
     able = Ability.TRIAL if spec.rollback_policy_ref else Ability.RECOMMEND
-    formats = tuple(dtype.value for dtype in spec.tuning.allowed_dtypes or ())
+    formats = tuple(dtype.value for dtype in allowed_dtypes(spec))
+    abilities = {Knob.KV_CACHE_DTYPE: able} if formats else {}
+    if may_recommend_eviction(spec):
+        abilities[Knob.EVICTION] = Ability.RECOMMEND
     return TuningSettings(
         mode=Mode(spec.tuning.mode.value),
         max_active_seqs=bounds,
-        abilities={Knob.KV_CACHE_DTYPE: able} if formats else {},
+        abilities=abilities,
         allowed_dtypes=formats,
         slo=slo_of(spec),
         cooldowns=Cooldowns(

@@ -20,6 +20,7 @@ from kvserving_operator.api.v1alpha1.rollout import RolloutSpec
 from kvserving_operator.api.v1alpha1.routing import RoutingSpec
 from kvserving_operator.api.v1alpha1.serving_status import KVServingStatus
 from kvserving_operator.api.v1alpha1.tuning import SLOSpec, TuningSpec
+from kvserving_tuner.profiles import ProfileName
 
 # The longest name of a Service is `<name>-candidate`, a DNS label of at most 63 characters.
 MAX_NAME_LENGTH = 52
@@ -148,6 +149,10 @@ class KVServingSpec(ApiModel):
     """Engine image and start-up settings."""
     kv_cache: KVCacheSpec = Field(default_factory=KVCacheSpec, json_schema_extra={"default": {}})
     """Format and eviction of the KV cache."""
+    profile: ProfileName = ProfileName.CUSTOM
+    """What the model is used for. Stands in for `tuning.allowedDtypes`, for the tokens of a step on
+    GPUs and, with Video, for limits of frames, where they are not set; what is set goes before it.
+    Custom assumes nothing. An edit replaces pods."""
     slo: SLOSpec = Field(default_factory=SLOSpec, json_schema_extra={"default": {}})
     """Latency targets of the service."""
     tuning: TuningSpec = Field(default_factory=TuningSpec, json_schema_extra={"default": {}})
