@@ -32,7 +32,7 @@ from kvserving_operator.metrics import OperatorMetrics
 from kvserving_operator.render.names import MANAGED_BY, SERVING_LABEL
 from kvserving_operator.reporting import audit
 from kvserving_operator.settings import Settings
-from kvserving_operator.watching import watch
+from kvserving_operator.watchers import watch
 
 logger = logging.getLogger(__name__)
 

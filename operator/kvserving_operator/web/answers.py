@@ -140,4 +140,4 @@ def _attention(entry: Entry) -> Answer:
     metrics = find_condition(conditions, ConditionType.METRICS_AVAILABLE)
     if metrics is not None and metrics.status is ConditionStatus.FALSE:
         return Answer(Tone.BAD, f"The tuner holds: {metrics.reason}", metrics.message)
-    return Answer(Tone.GOOD, "Nothing is wrong")
+    return Answer(Tone.GOOD, "No")

@@ -13,8 +13,12 @@ from typing import Final
 
 from kvserving_operator.web.history import Band
 
-WIDTH, HEIGHT = 760, 150
+WIDTH, NARROW, HEIGHT = 760, 480, 150
+"""Pixels of a view box: of a chart that takes the whole page, and of two side by side."""
 LEFT, RIGHT, TOP, BOTTOM = 48, 10, 20, 22
+REACH: Final = 3.0
+"""Times the line or the limit that an interval stretches the y axis: few numbers show very little,
+and the line would lie flat."""
 CLUSTER: Final = 16
 """Marks that are nearer to each other than this have one line and one label."""
 MOST_TICKS: Final = 7
@@ -66,9 +70,13 @@ class Chart:
     width: int = WIDTH
     height: int = HEIGHT
     left: int = LEFT
-    right: int = WIDTH - RIGHT
     top: int = TOP
     bottom: int = HEIGHT - BOTTOM
+
+    @property
+    def right(self) -> int:
+        """Right end of the x axis."""
+        return self.width - RIGHT
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +104,7 @@ def chart(
     marks: Iterable[Mark] = (),
     gap: float = math.inf,
     times: bool = False,
+    width: int = WIDTH,
 ) -> Chart:
     """Lay out one line with its interval; `limit` is a dashed line across.
 
@@ -103,7 +112,7 @@ def chart(
     is broken. With `times` the x axis is one of seconds since the epoch.
     """
     low, high = x_range
-    x = Axis(low, max(high, low + 1e-9), LEFT, WIDTH - RIGHT)
+    x = Axis(low, max(high, low + 1e-9), LEFT, width - RIGHT)
     y = Axis(*_span(dots, limit, top), HEIGHT - BOTTOM, TOP)
     runs = list(_runs(dots, gap))
     return Chart(
@@ -114,6 +123,7 @@ def chart(
         x_ticks=_clock(x) if times else _steps(x),
         y_ticks=_steps(y, 4),
         marks=_lines(x, marks),
+        width=width,
     )
 
 
@@ -125,11 +135,12 @@ def nice_step(span: float, most: int) -> float:
 
 
 def _span(dots: Sequence[Dot], limit: float | None, top: float | None) -> tuple[float, float]:
-    """Ends of the y axis: 0, the line, the limit, and intervals once they have narrowed."""
-    later = dots[len(dots) // 2 :]
+    """Ends of the y axis: 0, the line, the limit, and the newest interval as far as it is near."""
     values = [0.0, *(band.value for _, band in dots)]
-    values += [end for _, band in later for end in (band.low, band.high) if math.isfinite(end)]
     values += [] if limit is None else [1.25 * limit]
+    reach = REACH * max(map(abs, values))
+    ends = (dots[-1][1].low, dots[-1][1].high) if dots else ()
+    values += [min(max(end, -reach), reach) for end in ends]
     low, high = min(values), top if top is not None else max(values)
     if high - low < 1e-9:
         high = low + 1

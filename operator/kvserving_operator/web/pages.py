@@ -10,11 +10,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from kvserving_operator.api.v1alpha1 import KVTrial, TrialEvidence, TrialState
 from kvserving_operator.web.answers import Answers, Tone, answers
 from kvserving_operator.web.book import Book, Entry
-from kvserving_operator.web.charts import Chart, chart
+from kvserving_operator.web.charts import NARROW, Chart, chart
 from kvserving_operator.web.curves import Curve
 from kvserving_operator.web.history import Band
 from kvserving_operator.web.timeline import WINDOWS, timeline
 
+SLO_QUESTION: Final = "Is the SLO met?"
 MOST_NAMED: Final = 5
 """KVServings that an answer about all of them names."""
 
@@ -135,21 +136,19 @@ def summaries(rows: tuple[FleetRow, ...]) -> tuple[Summary, ...]:
     missed = [row.entry for row in rows if row.answers.slo.tone is Tone.BAD]
     met = sum(row.answers.slo.tone is Tone.GOOD for row in rows)
     wrong = [row.entry for row in rows if row.answers.attention.tone in (Tone.BAD, Tone.BUSY)]
-    unknown = len(rows) - met - len(missed)
-    slo = f"{len(missed)} missed, {met} met, {unknown} without a target or fresh numbers"
+    slo = f"Missed by {len(missed)} of {len(rows)}" if missed else f"Met by {met} of {len(rows)}"
     slo_tone = Tone.BAD if missed else Tone.GOOD if met else Tone.UNKNOWN
     return (
         _summary("Is anything being tried?", Tone.BUSY, f"{len(tried)} under way", tried),
         _summary("Is anything rolled back?", Tone.BAD, f"{len(undone)} rolled back", undone),
-        _summary("Is the SLO met?", slo_tone, slo, missed),
+        _summary(SLO_QUESTION, slo_tone, slo, missed),
         _summary("Is a person needed?", Tone.BAD, f"{len(wrong)} need a look", wrong),
     )
 
 
 def _summary(question: str, tone: Tone, words: str, about: list[Entry]) -> Summary:
     if not about and tone is not Tone.UNKNOWN:
-        tone = Tone.GOOD
-        words = words if "met" in words else "No"
+        tone, words = Tone.GOOD, words if question == SLO_QUESTION else "No"
     return Summary(
         question, tone, words, tuple(about[:MOST_NAMED]), max(0, len(about) - MOST_NAMED)
     )
@@ -158,7 +157,7 @@ def _summary(question: str, tone: Tone, words: str, about: list[Entry]) -> Summa
 def curve_chart(curve: Curve) -> Chart:
     """How evidence grew, over the numbers behind it."""
     dots = [(float(point.samples), point.band) for point in curve.points]
-    return chart(dots, (0.0, dots[-1][0] if dots else 1.0), limit=curve.bound)
+    return chart(dots, (0.0, dots[-1][0] if dots else 1.0), limit=curve.bound, width=NARROW)
 
 
 def _newest_first(trial: KVTrial) -> tuple[str, str]:

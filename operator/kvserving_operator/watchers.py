@@ -1,10 +1,11 @@
 """Who is told of looks besides the status: the web view and traces, where an installation asks."""
 
+import asyncio
 from contextlib import AsyncExitStack
 
 from kvserving_operator.looks import Watcher
 from kvserving_operator.settings import Settings
-from kvserving_operator.tracing.export import exporting
+from kvserving_operator.tracing.emitter import to_collector
 from kvserving_operator.tracing.tracer import DecisionTracer
 from kvserving_operator.web.book import Book
 from kvserving_operator.web.server import View, serve
@@ -19,9 +20,8 @@ async def watch(settings: Settings, resources: AsyncExitStack) -> tuple[Watcher,
         resources.push_async_callback(runner.cleanup)
         watchers.append(book)
     if settings.otlp_endpoint:
-        provider = exporting(settings.otlp_endpoint, settings.identity)
-        tracer = DecisionTracer(provider)
-        resources.callback(provider.shutdown)
-        resources.callback(tracer.finish)
-        watchers.append(tracer)
+        emitter = to_collector(settings.otlp_endpoint, settings.identity)
+        # On a thread: a collector that is away would hold up what else has to end.
+        resources.push_async_callback(asyncio.to_thread, emitter.shutdown)
+        watchers.append(DecisionTracer(emitter))
     return tuple(watchers)
