@@ -3,21 +3,18 @@
 import html
 from dataclasses import replace
 from html.parser import HTMLParser
-from typing import Any
-
 import pytest
 
-from kvserving_operator.actions import Announce
-from kvserving_operator.facts import Facts
 from kvserving_operator.looks import Look
 from kvserving_operator.web.answers import Tone, answers, judged
-from kvserving_operator.web.book import MOST_TRIALS, Book
+from kvserving_operator.web.book import MOST_TRIALS, Book, Entry
 from kvserving_operator.web.history import Band
 from kvserving_operator.web.pages import Pages
 from operatorkit.specs import NAME, NAMESPACE, engine_spec
-from operatorkit.trials import GUARDED, only_trial, put_probes, reach, ready, serve, trials
+from kvserving_tuner.trials.plan import Plan
+from operatorkit.trials import GUARDED, only_trial, put_probes, reach, ready, record, serve, trials
 from operatorkit.world import World
-from webkit.fleet import fleet
+from webkit.fleet import courses, tell
 
 VOID = {"meta", "link", "br", "line", "circle", "path"}
 HOSTILE = (
@@ -62,6 +59,15 @@ def book(world: World) -> Book:
     return book
 
 
+def told(name: str) -> tuple[Book, Entry, float]:
+    """A book with one of the fleet."""
+    book = Book()
+    (course,) = (each for each in courses() if each.name == name)
+    now = tell(book, course, 200)
+    (entry,) = book
+    return book, entry, now
+
+
 def serving_page(book: Book, now: float, window: str = "1h") -> str:
     entry = book.entry(NAMESPACE, NAME)
     assert entry is not None
@@ -76,7 +82,7 @@ async def test_a_trial_is_seen_from_its_first_look_to_its_end(world: World, book
     world.put(replicas=2, **GUARDED, kvCache={"dtype": "int8"})
     await reach(world, "Running")
     tried = answers(entry, world.clock()).tried
-    assert (Tone.BUSY, "Yes: bfloat16 -> int8") == (tried.tone, tried.words)
+    assert (Tone.BUSY, "Yes: auto -> int8") == (tried.tone, tried.words)
     (name,) = trials(world)
     assert tried.trial == name
     world.engines.worse["int8"] = 0.4
@@ -91,7 +97,7 @@ async def test_a_trial_is_seen_from_its_first_look_to_its_end(world: World, book
     assert "TrialRolledBack" in text
     curves = book.curves(NAMESPACE, NAME, name)
     assert curves is not None
-    assert len(curves.curves["ServedLikelihoodShort"].points) >= 5
+    assert curves.curves["ServedLikelihoodShort"].points[-1].samples >= 5
     page = Pages().trial(book, entry, entry.trials[name], world.clock())
     assert "ServedLikelihoodShort as a table" in Outline(page).text
 
@@ -133,8 +139,7 @@ async def test_tokens_prompts_and_environment_are_on_no_page(world: World, book:
 
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_whatever_a_text_says_it_stays_text(hostile: str) -> None:
-    book, now = fleet()
-    (entry,) = (each for each in book if each.name == "rag")
+    book, entry, now = told("rag")
     assert entry.serving is not None
     condition = entry.status.conditions[-1].model_copy(update={"message": hostile})
     pod = entry.status.pods[0].model_copy(update={"message": hostile, "name": hostile})
@@ -169,8 +174,7 @@ def test_whatever_a_text_says_it_stays_text(hostile: str) -> None:
 
 
 def test_pages_have_landmarks_one_first_heading_and_labelled_charts() -> None:
-    book, now = fleet()
-    (entry,) = (each for each in book if each.name == "chat")
+    book, entry, now = told("chat")
     pages = Pages()
     (trial,) = entry.trials.values()
     for page in (
@@ -191,8 +195,7 @@ def test_pages_have_landmarks_one_first_heading_and_labelled_charts() -> None:
 
 
 def test_a_page_loads_nothing_from_elsewhere_and_runs_nothing() -> None:
-    book, now = fleet()
-    (entry,) = (each for each in book if each.name == "chat")
+    book, entry, now = told("chat")
     for page in (Pages().fleet(book, now), Pages().serving(entry, "6h", now)):
         for tag, attributes in Outline(page).tags:
             assert tag not in ("script", "style", "iframe", "form")
@@ -201,12 +204,9 @@ def test_a_page_loads_nothing_from_elsewhere_and_runs_nothing() -> None:
             assert not address.startswith("//")
 
 
-def test_curves_of_many_trials_do_not_pile_up(world: World) -> None:
-    from operatorkit.trials import record as trial_record
-    from kvserving_tuner.trials.plan import Plan
-
+def test_curves_of_many_trials_do_not_pile_up() -> None:
     book = Book()
-    shared = trial_record("a", plan=Plan())
+    shared = record("a", plan=Plan())
     (entry,) = [book._entry("team", "chat", 0.0)]
     for number in range(3 * MOST_TRIALS):
         book._add(entry, shared.model_copy(update={"name": f"t{number}"}), 0.0)
@@ -229,8 +229,7 @@ def test_a_target_is_met_or_missed_only_where_the_bucket_tells(band: Band | None
 
 
 def test_old_numbers_do_not_say_that_targets_are_met() -> None:
-    book, now = fleet()
-    (entry,) = (each for each in book if each.name == "code")
+    _, entry, now = told("code")
     assert Tone.GOOD == answers(entry, now).slo.tone
     assert Tone.UNKNOWN == answers(entry, now + 600).slo.tone
 
@@ -251,9 +250,3 @@ async def test_a_watcher_that_fails_disturbs_no_look(
     assert [NAME] == [entry.name for entry in book]
     assert "not shown" in caplog.text
 
-
-def test_said_has_the_decision_first() -> None:
-    first, second = Announce("Decided", "a"), Announce("Degraded", "b", warning=True)
-    facts: Any = type("Bare", (Facts,), {"step": None, "__init__": lambda self: None})()
-    object.__setattr__(facts, "step", type("Step", (), {"actions": (second,)})())
-    assert (first, second) == Look(facts, None, None, first).said  # type: ignore[arg-type]
