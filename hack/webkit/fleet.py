@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from kvserving_operator.actions import Announce
+from kvserving_operator.api.reasons import Reason
 from kvserving_operator.api.v1alpha1 import KVServingStatus, KVTrial, RequestedBy
 from kvserving_operator.api.v1alpha1.parse import parse_serving, parse_trial
 from kvserving_operator.facts import Facts
@@ -14,7 +15,6 @@ from kvserving_operator.looks import Look
 from kvserving_operator.render.names import ServingRef
 from kvserving_operator.revisions import RevisionState
 from kvserving_operator.rollout import Phase, Step
-from kvserving_operator.api.reasons import Reason
 from kvserving_operator.switching import Switched
 from kvserving_operator.trials.record import Record, Trials
 from kvserving_operator.trials.report import trial_status

@@ -122,7 +122,8 @@ def _quality(metrics: OperatorMetrics, facts: Facts) -> None:
 
 def quality_evidence(trials: Trials) -> Iterable[tuple[Labels, Comparison]]:
     """Evidence on quality by criterion and stage: of the trial under way, else of what was
-    promoted."""
+    promoted.
+    """
     record, watch = trials.running, trials.watch
     if record is not None:
         others = {*record.plan.guarding, GOODPUT_GAIN}

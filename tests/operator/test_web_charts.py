@@ -21,9 +21,11 @@ NUMBERS = st.floats(-1e6, 1e6, allow_nan=False)
 
 def bands() -> st.SearchStrategy[Band]:
     return st.tuples(NUMBERS, NUMBERS, st.one_of(NUMBERS, st.just(math.inf))).map(
-        lambda three: Band(sorted(three)[1], sorted(three)[0], sorted(three)[2])
-        if math.isfinite(sorted(three)[1])
-        else Band(three[0], min(three), math.inf)
+        lambda three: (
+            Band(sorted(three)[1], sorted(three)[0], sorted(three)[2])
+            if math.isfinite(sorted(three)[1])
+            else Band(three[0], min(three), math.inf)
+        )
     )
 
 

@@ -15,8 +15,8 @@ from kvserving_operator.web.history import (
     Sample,
     Series,
 )
-from operatorkit.trials import record
 from kvserving_tuner.trials.plan import Plan
+from operatorkit.trials import record
 
 MOST = RECENT_SECONDS / RECENT_SLOT_SECONDS + OLDER_SECONDS / OLDER_SLOT_SECONDS + 3
 

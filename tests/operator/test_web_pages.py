@@ -3,6 +3,7 @@
 import html
 from dataclasses import replace
 from html.parser import HTMLParser
+
 import pytest
 
 from kvserving_operator.looks import Look
@@ -10,8 +11,8 @@ from kvserving_operator.web.answers import Tone, answers, judged
 from kvserving_operator.web.book import MOST_TRIALS, Book, Entry
 from kvserving_operator.web.history import Band
 from kvserving_operator.web.pages import Pages
-from operatorkit.specs import NAME, NAMESPACE, engine_spec
 from kvserving_tuner.trials.plan import Plan
+from operatorkit.specs import NAME, NAMESPACE, engine_spec
 from operatorkit.trials import GUARDED, only_trial, put_probes, reach, ready, record, serve, trials
 from operatorkit.world import World
 from webkit.fleet import courses, tell
@@ -224,7 +225,9 @@ def test_curves_of_many_trials_do_not_pile_up() -> None:
         (None, Tone.UNKNOWN),
     ],
 )
-def test_a_target_is_met_or_missed_only_where_the_bucket_tells(band: Band | None, tone: Tone) -> None:
+def test_a_target_is_met_or_missed_only_where_the_bucket_tells(
+    band: Band | None, tone: Tone
+) -> None:
     assert tone == judged("TTFT", band, 400, 95).tone
 
 
@@ -249,4 +252,3 @@ async def test_a_watcher_that_fails_disturbs_no_look(
     assert "Serving" == world.status["reason"]
     assert [NAME] == [entry.name for entry in book]
     assert "not shown" in caplog.text
-

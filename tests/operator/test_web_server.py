@@ -51,7 +51,9 @@ async def test_head_gives_no_body(client: Client) -> None:
     assert (200, b"") == (answer.status, await answer.read())
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND"])
+@pytest.mark.parametrize(
+    "method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND"]
+)
 async def test_nothing_can_be_done_but_reading(client: Client, method: str) -> None:
     for path in PAGES:
         answer = await client.request(method, path)

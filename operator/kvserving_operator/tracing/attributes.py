@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 
 from kvserving_operator.api.v1alpha1 import KVServingStatus
 from kvserving_operator.looks import Look
-from kvserving_operator.trials.record import Record
 from kvserving_operator.tracing.emitter import Attributes, Event, Identity
+from kvserving_operator.trials.record import Record
 from kvserving_tuner.decision import Change
 from kvserving_tuner.trials.progress import Conclusion
 

@@ -172,9 +172,7 @@ class DecisionTracer:
                 self._emitter.emit("read back", now, now, found, parent=identity)
             self._ended(record, followed.began, now, shared, identity, parent)
 
-    def _left(
-        self, followed: Followed, now: float, shared: Attributes, trial: Identity
-    ) -> None:
+    def _left(self, followed: Followed, now: float, shared: Attributes, trial: Identity) -> None:
         """Tell of the state that a trial has left."""
         state, step = followed.place
         attributes: dict[str, str | int | float | bool] = {**shared, "kvserving.state": state.value}
@@ -237,9 +235,7 @@ class DecisionTracer:
         decision: Identity,
         failed: bool = False,
     ) -> None:
-        self._emitter.emit(
-            name, stage.start, stage.end, attributes, parent=decision, failed=failed
-        )
+        self._emitter.emit(name, stage.start, stage.end, attributes, parent=decision, failed=failed)
 
 
 def _belonging(look: Look, outcome: Outcome, record: Record) -> tuple[Identity, Identity | None]:

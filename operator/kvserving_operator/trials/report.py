@@ -121,9 +121,7 @@ def left_out(name: str, entry: LeftOut) -> TrialEvidence:
     )
 
 
-def manifest(
-    ref: ServingRef, name: str, spec: KVTrialSpec, decision: str = ""
-) -> dict[str, Any]:
+def manifest(ref: ServingRef, name: str, spec: KVTrialSpec, decision: str = "") -> dict[str, Any]:
     """KVTrial that an edit of the spec asks for, or a decision of the tuner's."""
     return {
         "apiVersion": Kind.KVTrial.api_version,
