@@ -33,6 +33,11 @@ LOOK_SECONDS: Final = 10.0
 LOOKS: Final = 330
 EDGES: Final = (0.005, 0.01, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6,
                 0.8, 1.0, 1.5, math.inf)  # fmt: skip
+INT8, INT4 = "trial chat-5f0c1d2e, bfloat16 -> int8", "trial rag-1c77ab90, bfloat16 -> int4"
+WHY = (
+    "ServedLikelihoodShort: 4.81 % worse (95 % interval 3.02 to 6.60, n = 74), at most 2.00 % "
+    "accepted"
+)
 NOTHING: Final = Unknown("not measured")
 
 
@@ -76,7 +81,7 @@ def calm(engines: int = 2) -> list[dict[str, Any]]:
         condition("Ready", "True", "Serving", f"{engines} of {engines} engines answer completions"),
         condition("Progressing", "False", "UpToDate", "all engines run the present template"),
         condition("Degraded", "False", "AsExpected", "nothing is wrong"),
-        condition("MetricsAvailable", "True", "MetricsFresh", f"metrics of {engines} engines are fresh"),
+        condition("MetricsAvailable", "True", "MetricsFresh", "metrics are fresh"),
         condition("RolledBack", "False", "NotRolledBack", "no trial of generation 3 was undone"),
     ]  # fmt: skip
 
@@ -88,27 +93,33 @@ def courses() -> tuple[Course, ...]:
         {"ttftMilliseconds": 400, "tpotMilliseconds": 40}, calm(),
         spec={"rollbackPolicyRef": {"name": "careful"}},
         said={
-            40: Announce("SettingChanged", "KVPressure/Storm: 14 preemptions in 20 s; cap 24 -> 18"),
-            150: Announce("Decided", "KVPressure/Ladder: the cache binds at 0.91; int8 doubles its room"),
-            152: Announce("TrialStarted", "trial chat-5f0c1d2e, bfloat16 -> int8: begins"),
-            190: Announce("TrialStep", "trial chat-5f0c1d2e, bfloat16 -> int8: step 0 (25 %): pods chat-7d4-x2 take the change"),
-            280: Announce("TrialStep", "trial chat-5f0c1d2e, bfloat16 -> int8: step 1 (50 %): pods chat-7d4-x2, chat-7d4-k9 take the change"),
+            40: Announce("SettingChanged", "PreemptionStorm: 14 preemptions in 20 s; cap 24 -> 18"),
+            150: Announce("Decided", "KVPressure/KVBinds: int8 doubles the room of the cache"),
+            152: Announce("TrialStarted", f"{INT8}: begins"),
+            190: Announce("TrialStep", f"{INT8}: step 0 (25 %): pods chat-7d4-x2 take the change"),
+            280: Announce(
+                "TrialStep",
+                f"{INT8}: step 1 (50 %): pods chat-7d4-x2, chat-7d4-k9 take the change",
+            ),
         },
     )  # fmt: skip
-    why = "ServedLikelihoodShort: 4.81 % worse (95 % interval 3.02 to 6.60, n = 74), at most 2.00 % accepted"
     rag = Course(
         "demo", "rag", "Qwen2.5-7B-Instruct", 0.52, 0.55, 0.022,
         {"ttftMilliseconds": 800}, [
             *calm(3)[:-1],
-            condition("RolledBack", "True", "TrialRolledBack", f"engines run bfloat16, not int4: {why}"),
+            condition("RolledBack", "True", "TrialRolledBack",
+                      f"engines run bfloat16, not int4: {WHY}"),
         ],
         status={"verdicts": [{
-            "trial": "rag-1c77ab90", "field": "KVCacheDType", "value": "int4", "verdict": "RolledBack",
+            "trial": "rag-1c77ab90", "field": "KVCacheDType", "value": "int4",
+            "verdict": "RolledBack",
             "reason": "QualityDrop", "at": "2027-01-15T08:31:10Z",
         }]},
         said={
-            110: Announce("TrialStep", "trial rag-1c77ab90, bfloat16 -> int4: step 0 (25 %): pods rag-6b-p1 take the change"),
-            186: Announce("TrialRolledBack", f"trial rag-1c77ab90, bfloat16 -> int4: {why}; engines run bfloat16", warning=True),
+            110: Announce("TrialStep", f"{INT4}: step 0 (25 %): pods rag-7d4-p1 take the change"),
+            186: Announce(
+                "TrialRolledBack", f"{INT4}: {WHY}; engines run bfloat16", warning=True
+            ),
         },
     )  # fmt: skip
     docs = Course(
@@ -199,7 +210,8 @@ def kvtrial(course: Course, record: Record, now: float) -> KVTrial:
         "apiVersion": "kvserving.dev/v1alpha1", "kind": "KVTrial",
         "metadata": {"name": record.name, "namespace": course.namespace, "uid": record.name,
                      "creationTimestamp": "2027-01-15T08:25:20Z"},
-        "spec": {"servingRef": {"name": course.name}, "change": {"kvCacheDtype": record.candidate.kv_cache_dtype},
+        "spec": {"servingRef": {"name": course.name},
+                 "change": {"kvCacheDtype": record.candidate.kv_cache_dtype},
                  "requestedBy": record.requested_by.value},
     }  # fmt: skip
     trial = parse_trial(body)
@@ -213,8 +225,10 @@ def ended_trial(course: Course) -> KVTrial:
         "reason": "QualityDrop", "step": 0, "stepPercent": 25,
         "startedAt": "2027-01-15T08:20:00Z", "finishedAt": "2027-01-15T08:31:10Z",
         "message": course.conditions[-1]["message"],
-        "evidence": [{"name": "ServedLikelihoodShort", "outcome": "Failed", "value": "4.81", "threshold": "2",
-                      "lower": "3.02", "upper": "6.6", "samples": 74, "eValue": "312.4"}],
+        "evidence": [{
+            "name": "ServedLikelihoodShort", "outcome": "Failed", "value": "4.81", "threshold": "2",
+            "lower": "3.02", "upper": "6.6", "samples": 74, "eValue": "312.4",
+        }],
     }  # fmt: skip
     return parse_trial(
         {
@@ -262,7 +276,8 @@ def tell(book: Book, course: Course, looks: int = LOOKS) -> float:
                      "tuning": {"mode": course.mode}, "slo": course.slo, **course.spec},
         }
     )  # fmt: skip
-    status, record, trials = status_of(course, engines), None, ()
+    status, record = status_of(course, engines), None
+    trials: tuple[KVTrial, ...] = ()
     now = START
     for number in range(looks):
         now = START + number * LOOK_SECONDS

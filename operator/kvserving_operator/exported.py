@@ -121,8 +121,9 @@ def _quality(metrics: OperatorMetrics, facts: Facts) -> None:
 
 
 def quality_evidence(trials: Trials) -> Iterable[tuple[Labels, Comparison]]:
-    """Evidence on quality by criterion and stage: of the trial under way, else of what was
-    promoted.
+    """Evidence on quality by criterion and stage.
+
+    Of the trial under way, else of what was promoted.
     """
     record, watch = trials.running, trials.watch
     if record is not None:

@@ -41,7 +41,7 @@ POLICY = {
 def view(kube: Kube, operator: None) -> Iterator[str]:
     """Address of the web view, which the chart serves for as long as this module takes."""
     chart.install(kube.kubeconfig, {**chart.local_values(), "web": {"enabled": True}})
-    yield kube.service_url("kvserving-operator-web", chart.NAMESPACE, 8088)
+    yield kube.service_url("kvserving-operator-web", chart.NAMESPACE)
     chart.install(kube.kubeconfig, chart.local_values())
 
 
@@ -95,6 +95,8 @@ async def test_a_real_trial_is_seen_while_it_runs_and_after(
         wait_trial(kube, serving, change, state="Finished")
     assert [] == load.failures
     wait_for(
-        lambda: (kube.get(KVSERVING, NAME, serving) or {})["status"].get("verdicts"), "a verdict", 60
+        lambda: (kube.get(KVSERVING, NAME, serving) or {})["status"].get("verdicts"),
+        "a verdict",
+        60,
     )
     assert "TrialPromoted" in await text_of(view, page)

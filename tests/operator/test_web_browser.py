@@ -1,4 +1,4 @@
-"""The web view in a real browser: accessible, usable by keyboard, light and dark, without scripts."""
+"""The web view in a real browser: accessible, by keyboard, light and dark, without scripts."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -16,7 +16,8 @@ CHROMIUM = program()
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
 
 PATHS = ("/", "/servings/demo/chat", "/servings/demo/rag", "/servings/search/code?window=6h",
-         "/servings/demo/chat/trials/chat-5f0c1d2e", "/servings/demo/rag/trials/rag-1c77ab90", "/nothing")  # fmt: skip
+         "/servings/demo/chat/trials/chat-5f0c1d2e", "/servings/demo/rag/trials/rag-1c77ab90",
+         "/nothing")  # fmt: skip
 RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
 
 

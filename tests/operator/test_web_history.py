@@ -1,4 +1,4 @@
-"""What the web view keeps: the worst of each stretch of time, bounded, and begun anew with evidence."""
+"""What the web view keeps: the worst of each stretch of time, and no more than a day."""
 
 import random
 

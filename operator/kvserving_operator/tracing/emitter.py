@@ -30,7 +30,7 @@ Attributes = Mapping[str, str | int | float | bool]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A trace and one span of it: the same after a restart, so that parts told later belong there."""
+    """A trace and a span of it: the same after a restart, so that parts told later belong there."""
 
     trace: int
     span: int
@@ -128,7 +128,7 @@ class Emitter:
 
 
 def to_collector(endpoint: str, instance: str) -> Emitter:
-    """Emitter that sends spans by OTLP over HTTP; OTEL_EXPORTER_OTLP_HEADERS has further headers."""
+    """Emitter that sends spans by OTLP over HTTP, with headers of OTEL_EXPORTER_OTLP_HEADERS."""
     exporter = OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_SECONDS)
     return Emitter(BatchSpanProcessor(exporter), instance)
 

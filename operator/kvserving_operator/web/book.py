@@ -1,4 +1,4 @@
-"""All that the web view shows, kept from look to look: it has no other source and survives nothing."""
+"""All that the web view shows, kept from look to look in the memory of this process alone."""
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator

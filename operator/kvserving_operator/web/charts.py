@@ -128,7 +128,7 @@ def chart(
 
 
 def nice_step(span: float, most: int) -> float:
-    """Give the least step of 1, 2 or 5 times a power of ten that needs no more than `most` steps."""
+    """Give the least of 1, 2 or 5 times a power of ten that needs no more than `most` steps."""
     rough = span / most
     power = 10.0 ** math.floor(math.log10(rough))
     return next(power * each for each in (1, 2, 5, 10) if power * each >= rough * (1 - 1e-9))

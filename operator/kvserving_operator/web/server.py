@@ -1,4 +1,4 @@
-"""HTTP of the web view: GET and HEAD of a few pages, with headers that let a browser run nothing."""
+"""HTTP of the web view: GET and HEAD of a few pages; headers let a browser run nothing."""
 
 import ipaddress
 import logging
@@ -140,7 +140,7 @@ def is_own(host: str, further: Collection[str] = ()) -> bool:
 
 
 async def serve(view: View, port: int) -> web.AppRunner:
-    """Listen on all addresses of the pod; the runner's `cleanup` ends it. OSError for a port in use."""
+    """Listen on all addresses of the pod; `cleanup` ends it. OSError for a port in use."""
     runner = web.AppRunner(view.app(), access_log=None, keepalive_timeout=15)
     await runner.setup()
     # The pod's own address is not known before, and may be of either family.

@@ -89,7 +89,7 @@ def timeline(entry: Entry, window: str, now: float) -> Timeline:
         if row.number is not None
     ]
     targets = {} if entry.serving is None else targets_of(entry.serving.spec)
-    percentile = 95 if entry.serving is None else entry.serving.spec.slo.percentile
+    share = "" if entry.serving is None else f"p{entry.serving.spec.slo.percentile}"
     bound = _quality_bound(entry)
 
     def panel(
@@ -113,14 +113,22 @@ def timeline(entry: Entry, window: str, now: float) -> Timeline:
         window=window,
         panels=(
             panel("kv", "KV cache use, fullest engine", "%", lambda s: s.kv_use, None, "", 100.0),
-            panel("ttft", f"Time to first token, p{percentile}", "ms", lambda s: s.ttft, ttft, "target"),
-            panel("tpot", f"Time per output token, p{percentile}", "ms", lambda s: s.tpot, tpot, "target"),
-            panel("quality", "Drop in quality, criterion nearest its bound", "%",
-                  lambda s: s.quality, bound, "bound"),
+            panel("ttft", f"Time to first token, {share}", "ms", lambda s: s.ttft, ttft, "target"),
+            panel(
+                "tpot", f"Time per output token, {share}", "ms", lambda s: s.tpot, tpot, "target"
+            ),
+            panel(
+                "quality",
+                "Drop in quality, criterion nearest its bound",
+                "%",
+                lambda s: s.quality,
+                bound,
+                "bound",
+            ),
         ),
         rows=tuple(reversed(rows)),
         samples=tuple(reversed(thinned(samples, MOST_ROWS))),
-    )  # fmt: skip
+    )
 
 
 def thinned(samples: Iterable[Sample], most: int) -> list[Sample]:
