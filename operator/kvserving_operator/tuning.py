@@ -86,7 +86,7 @@ class Turn:
     Rejected."""
     rejection: str = ""
     stages: tuple[Stage, ...] = ()
-    """When its parts began and ended; none where nobody asked."""
+    """When its parts began and ended."""
 
     def reading(self, states: Mapping[str, RuntimeState]) -> Self:
         """Give it with engines read anew."""

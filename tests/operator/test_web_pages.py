@@ -14,7 +14,8 @@ from kvserving_tuner.trials.plan import Plan
 from operatorkit.specs import NAME, NAMESPACE, engine_spec
 from operatorkit.trials import GUARDED, only_trial, put_probes, reach, ready, record, serve, trials
 from operatorkit.world import World
-from webkit.fleet import courses, tell
+from webkit.courses import courses
+from webkit.fleet import tell
 
 VOID = {"meta", "link", "br", "line", "circle", "path"}
 HOSTILE = (

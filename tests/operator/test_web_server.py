@@ -7,8 +7,10 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from kvserving_operator.web.book import Book
+from kvserving_operator.web.pages import Pages
 from kvserving_operator.web.server import HEADERS, View, is_own
-from webkit.fleet import courses, tell
+from webkit.courses import courses
+from webkit.fleet import tell
 
 PAGES = ("/", "/servings/demo/chat", "/servings/demo/chat?window=24h",
          "/servings/demo/chat/trials/chat-5f0c1d2e", "/style.css", "/icon.svg")  # fmt: skip
@@ -102,6 +104,24 @@ async def test_a_page_that_cannot_be_made_says_nothing_of_the_inside(
     assert 500 == answer.status
     assert "secret" not in await answer.text()
     assert "secret" in caplog.text
+
+
+async def test_who_asks_often_gets_what_was_made_just_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[float] = []
+    clock = [1000.0]
+
+    def fleet(_: Pages, book: Book, now: float) -> str:
+        made.append(now)
+        return f"made at {now}"
+
+    monkeypatch.setattr(Pages, "fleet", fleet)
+    async with TestClient(TestServer(View(Book(), clock=lambda: clock[0]).app())) as client:
+        for clock[0] in (1000.0, 1000.5, 1000.9, 1001.0, 999.0):
+            answer = await client.get("/", headers={"X-Any": "1"})
+            assert 200 == answer.status
+    assert [1000.0, 1001.0, 999.0] == made
 
 
 async def test_long_requests_are_refused(client: Client) -> None:

@@ -35,6 +35,11 @@ ICON = Path(__file__).with_name("static") / "icon.svg"
 MOST_LINE: Final = 4096
 """Longest request line, and longest header, in bytes."""
 
+FRESH_SECONDS: Final = 1.0
+"""How long a page is answered again as it was: who asks often must not hold up the operator's own
+looks, which share its loop."""
+MOST_FRESH: Final = 64
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -53,6 +58,7 @@ class View:
         self._pages = Pages()
         self._style = STYLE.read_text()
         self._icon = ICON.read_text()
+        self._fresh: dict[str, tuple[float, str]] = {}
 
     def app(self) -> web.Application:
         """Give the application that answers."""
@@ -92,26 +98,41 @@ class View:
             return self._problem(500, "Error", "the page could not be made; see the operator's log")
 
     async def _fleet(self, request: web.Request) -> web.Response:
-        return _page(self._pages.fleet(self._book, self._clock()))
+        return self._made("/", lambda now: self._pages.fleet(self._book, now))
 
     async def _serving(self, request: web.Request) -> web.Response:
         window = request.query.get("window", "1h")
         if window not in WINDOWS:
             raise web.HTTPNotFound(text=f"window: expected one of {', '.join(WINDOWS)}")
-        return _page(self._pages.serving(self._entry(request), window, self._clock()))
+        entry = self._entry(request)
+        path = f"{request.path}?{window}"
+        return self._made(path, lambda now: self._pages.serving(entry, window, now))
 
     async def _trial(self, request: web.Request) -> web.Response:
         entry = self._entry(request)
         trial = entry.trials.get(request.match_info["trial"])
         if trial is None:
             raise web.HTTPNotFound(text="there is no KVTrial of that name")
-        return _page(self._pages.trial(self._book, entry, trial, self._clock()))
+        return self._made(
+            request.path, lambda now: self._pages.trial(self._book, entry, trial, now)
+        )
 
     async def _style_sheet(self, request: web.Request) -> web.Response:
         return web.Response(text=self._style, content_type="text/css")
 
     async def _icon_file(self, request: web.Request) -> web.Response:
         return web.Response(text=self._icon, content_type="image/svg+xml")
+
+    def _made(self, path: str, make: Callable[[float], str]) -> web.Response:
+        """A page, or the same again where it was made just now."""
+        now = self._clock()
+        at, text = self._fresh.get(path, (0.0, ""))
+        if not 0 <= now - at < FRESH_SECONDS:
+            text = make(now)
+            if len(self._fresh) >= MOST_FRESH:
+                self._fresh.clear()
+            self._fresh[path] = now, text
+        return _page(text)
 
     def _entry(self, request: web.Request) -> Entry:
         entry = self._book.entry(request.match_info["namespace"], request.match_info["name"])
