@@ -9,6 +9,7 @@ import httpx
 from kvserving_operator.actions import Announce
 from kvserving_operator.controller import Controller
 from kvserving_operator.kinds import Kind
+from kvserving_operator.looks import Watcher
 from kvserving_operator.metrics import OperatorMetrics
 from kvserving_operator.render.names import (
     ENGINE_CONTAINER,
@@ -37,6 +38,8 @@ class World:
         self.judge = ScriptedJudge()
         self.rests: list[float] = []
         """Seconds for which task probes left engines alone."""
+        self.watchers: tuple[Watcher, ...] = ()
+        """Told of each look by controllers that are made from here on."""
         self.http = httpx.AsyncClient(transport=httpx.MockTransport(self.engines), trust_env=False)
         self.controller = self.new_controller()
         self._pods = 0
@@ -55,6 +58,7 @@ class World:
             new_token=lambda: f"token-{len(self.cluster.changes)}",
             judge=self.judge,
             sleep=self._sleep,
+            watchers=self.watchers,
         )
         return self.controller
 

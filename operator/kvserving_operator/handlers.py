@@ -32,6 +32,7 @@ from kvserving_operator.metrics import OperatorMetrics
 from kvserving_operator.render.names import MANAGED_BY, SERVING_LABEL
 from kvserving_operator.reporting import audit
 from kvserving_operator.settings import Settings
+from kvserving_operator.watchers import watch
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ class Operator:
             )
             self.resources.callback(server.server_close)
             self.resources.callback(server.shutdown)
+        watchers = await watch(self.settings, self.resources)
         self.guard = LeaseGuard(
             cluster,
             LeaseSettings(
@@ -104,7 +106,13 @@ class Operator:
         self.metrics.lease_held.set(1)
         self.keeper = asyncio.create_task(self._keep(self.guard))
         self.controller = Controller(
-            cluster, self.settings, http, self.metrics, _announce, self.guard.ensure_held
+            cluster,
+            self.settings,
+            http,
+            self.metrics,
+            _announce,
+            self.guard.ensure_held,
+            watchers=watchers,
         )
         self.acceptance = Acceptance(FencedCluster(cluster, self.guard.ensure_held), time.time)
 

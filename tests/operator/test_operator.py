@@ -202,6 +202,17 @@ async def test_from_a_resource_to_its_children_and_away_again(
     assert not operator.lost
 
 
+async def test_the_web_view_shows_what_is_looked_after(api: Any, unused_tcp_port: int) -> None:
+    url = f"http://127.0.0.1:{unused_tcp_port}"
+    async with running(operator_for(api, web_listen_port=unused_tcp_port)):
+        await until(lambda: condition(api, "Progressing"), "a status")
+        async with aiohttp.ClientSession(url) as session:
+            async with session.get("/") as answer:
+                assert f"{NAMESPACE}/{NAME}" in await answer.text()
+            async with session.get(f"/servings/{NAMESPACE}/{NAME}") as answer:
+                assert condition(api, "Progressing")["reason"] in await answer.text()
+
+
 async def test_what_is_deleted_during_a_look_goes_as_soon_as_the_look_ends(
     api: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

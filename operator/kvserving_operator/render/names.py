@@ -21,6 +21,8 @@ BASE_ANNOTATION = f"{API_GROUP}/base-hash"
 IMAGE_ANNOTATION = f"{API_GROUP}/pinned-image"
 RETRY_ANNOTATION = f"{API_GROUP}/retry"
 """Set by a user, to any new value, to try a template again that failed."""
+DECISION_ANNOTATION = f"{API_GROUP}/decision"
+"""Identity of the tuner's decision that asked for a KVTrial, as in the audit log and in traces."""
 STABLE, CANDIDATE = "stable", "candidate"
 """Tracks of pods: what the arms of a trial with route weights select."""
 

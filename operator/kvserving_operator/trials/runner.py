@@ -31,7 +31,8 @@ from kvserving_operator.trials.report import manifest, superseded_status, trial_
 from kvserving_operator.trials.seen import Seen, same_weights
 from kvserving_operator.trials.select import Wanted, is_open, trial_spec, tuner_trial
 from kvserving_operator.trials.turn import Outcome, look
-from kvserving_operator.tuning import Turn, slo_of
+from kvserving_operator.tuner_settings import slo_of
+from kvserving_operator.tuning import Turn
 from kvserving_tuner.judge import Split
 from kvserving_tuner.runtime_client import RuntimeState
 
@@ -113,7 +114,7 @@ class TrialRunner:
         wanted = replace(wanted, weights=same_weights(seen))
         asked_for = tuner_trial(wanted, turn.decision)
         if asked_for is not None:
-            made = await self._make(manifest(ref, *asked_for))
+            made = await self._make(manifest(ref, *asked_for, decision_of(turn)))
             found |= {made.metadata.name: made} if made is not None else {}
         outcome = look(trials, wanted, tuple(found.values()), seen)
         if outcome.begun and outcome.record is not None and policy.spec is not None:
@@ -139,7 +140,7 @@ class TrialRunner:
             self._asking.stop()
         if outcome.asks:
             self._asking.ask(outcome.asks)
-        return outcome
+        return replace(outcome, found=tuple(found.values()))
 
     def forget(self) -> None:
         """End what is under way."""
@@ -235,6 +236,11 @@ def _context(runtime: Mapping[str, RuntimeState]) -> int:
     """Longest context that every engine takes, as they report it."""
     found = [state.startup.get("max_model_len") for state in runtime.values()]
     return min((each for each in found if isinstance(each, int)), default=DEFAULT_CONTEXT)
+
+
+def decision_of(turn: Turn) -> str:
+    """Identity of the decision of a turn; empty where it has none."""
+    return "" if turn.decision is None else turn.decision.id
 
 
 def _switches(outcome: Outcome) -> bool:
