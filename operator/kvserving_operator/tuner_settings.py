@@ -1,6 +1,7 @@
 """Settings of the tuner from a spec; pure."""
 
 from kvserving_operator.api.v1alpha1 import KnobName, KVServingSpec
+from kvserving_operator.profiles import allowed_dtypes, may_recommend_eviction
 from kvserving_tuner.decision import Knob
 from kvserving_tuner.rules import Ability
 from kvserving_tuner.settings import Bounds, Cooldowns, Mode, Slo, TuningSettings
@@ -23,11 +24,14 @@ def tuning_settings(spec: KVServingSpec) -> TuningSettings:
         bounds = Bounds(minimum=knob.minimum or 1, maximum=knob.maximum)
     # Nothing but a trial says what a format costs, and nothing but a policy how to run one.
     able = Ability.TRIAL if spec.rollback_policy_ref else Ability.RECOMMEND
-    formats = tuple(dtype.value for dtype in spec.tuning.allowed_dtypes or ())
+    formats = tuple(dtype.value for dtype in allowed_dtypes(spec))
+    abilities = {Knob.KV_CACHE_DTYPE: able} if formats else {}
+    if may_recommend_eviction(spec):
+        abilities[Knob.EVICTION] = Ability.RECOMMEND
     return TuningSettings(
         mode=Mode(spec.tuning.mode.value),
         max_active_seqs=bounds,
-        abilities={Knob.KV_CACHE_DTYPE: able} if formats else {},
+        abilities=abilities,
         allowed_dtypes=formats,
         slo=slo_of(spec),
         cooldowns=Cooldowns(

@@ -22,7 +22,6 @@ from kvserving_operator.api.v1alpha1 import (
     Switch,
 )
 from kvserving_operator.observe import PodView
-from kvserving_operator.profiles import allowed_dtypes, may_recommend_eviction
 from kvserving_operator.promoted import KNOB, basis_of, behind, cap_of, promote, still_promoted
 from kvserving_operator.stages import Stage, StageName, Stopwatch
 from kvserving_operator.targets import target_of
@@ -94,44 +93,6 @@ class Turn:
         return replace(self, readback=self.readback.having(states))
 
 
-<<<<<<< HEAD
-def slo_of(spec: KVServingSpec) -> Slo:
-    """Targets of latency that a spec states."""
-    return Slo(
-        ttft_ms=spec.slo.ttft_milliseconds,
-        tpot_ms=spec.slo.tpot_milliseconds,
-        percentile=spec.slo.percentile,
-    )
-
-
-def tuning_settings(spec: KVServingSpec) -> TuningSettings:
-    """Settings of the tuner from a spec."""
-    knob = {k.name: k for k in spec.tuning.knobs}.get(KnobName.MAX_ACTIVE_SEQS)
-    bounds = None
-    if knob is not None:
-        bounds = Bounds(minimum=knob.minimum or 1, maximum=knob.maximum)
-    # Nothing but a trial says what a format costs, and nothing but a policy how to run one.
-    able = Ability.TRIAL if spec.rollback_policy_ref else Ability.RECOMMEND
-    formats = tuple(dtype.value for dtype in allowed_dtypes(spec))
-    abilities = {Knob.KV_CACHE_DTYPE: able} if formats else {}
-    if may_recommend_eviction(spec):
-        abilities[Knob.EVICTION] = Ability.RECOMMEND
-    return TuningSettings(
-        mode=Mode(spec.tuning.mode.value),
-        max_active_seqs=bounds,
-        abilities=abilities,
-        allowed_dtypes=formats,
-        slo=slo_of(spec),
-        cooldowns=Cooldowns(
-            live_seconds=spec.tuning.cooldown.live_seconds,
-            dtype_seconds=spec.tuning.cooldown.dtype_seconds,
-            restart_seconds=spec.tuning.cooldown.restart_seconds,
-        ),
-    )
-
-
-=======
->>>>>>> web
 class ServingTuner:
     """Windows, memory and clients of one serving."""
 

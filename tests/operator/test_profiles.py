@@ -10,7 +10,7 @@ from kvserving_operator.render.engine import resolve
 from kvserving_operator.revisions import inputs_hash
 from kvserving_operator.settings import Settings
 from kvserving_operator.starting import tried_on
-from kvserving_operator.tuning import tuning_settings
+from kvserving_operator.tuner_settings import tuning_settings
 from kvserving_tuner.decision import Knob
 from kvserving_tuner.profiles import PROFILES, ProfileName
 from kvserving_tuner.rules import Ability
