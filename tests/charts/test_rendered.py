@@ -194,7 +194,7 @@ def test_no_rule_is_wider_than_it_must_be(render: Any) -> None:
             assert "*" not in rule[key], name
         assert not {"nodes", "namespaces", "clusterroles", "roles"} & set(rule["resources"])
         if "secrets" in rule["resources"]:
-            assert set(rule["verbs"]) == {"get", "create", "patch"}
+            assert set(rule["verbs"]) == {"get", "create"}
 
 
 def test_routes_are_written_only_where_that_is_asked_for(render: Any) -> None:

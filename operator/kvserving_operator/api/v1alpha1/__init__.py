@@ -30,6 +30,7 @@ from kvserving_operator.api.v1alpha1.pod_template import (
     ObjectReference,
     PodTemplateSpec,
     Resources,
+    SecretKeyReference,
     Toleration,
 )
 from kvserving_operator.api.v1alpha1.policy import (
@@ -149,6 +150,7 @@ __all__ = [
     "RolloutSpec",
     "RoutingSpec",
     "SLOSpec",
+    "SecretKeyReference",
     "ServedQualitySpec",
     "Sessions",
     "Split",
