@@ -73,6 +73,8 @@ class Settings(BaseModel):
     """Address of the liveness endpoint."""
     metrics_listen_port: int = Field(default=9090, ge=0, le=65535)
     """Port of the operator's own Prometheus metrics; 0 for none."""
+    metrics_token: str = Field(default="", repr=False)
+    """Bearer token that scrapes must send; empty serves metrics to anyone who can connect."""
     liveness_age_seconds: float = Field(default=90.0, gt=0)
     """Liveness fails when no tick succeeded for this long: 18 ticks, so that a short API outage
     restarts nothing."""

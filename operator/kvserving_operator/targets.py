@@ -8,4 +8,6 @@ from kvserving_tuner.sources.base import EngineTarget
 def target_of(pod: PodView, token: str | None, api_key: str | None = None) -> EngineTarget:
     """Address of a pod's engine, the token for its runtime API, and its users' key."""
     host = f"[{pod.ip}]" if pod.ip and ":" in pod.ip else pod.ip
-    return EngineTarget(name=pod.name, url=f"http://{host}:{ENGINE_PORT}", token=token, api_key=api_key)
+    return EngineTarget(
+        name=pod.name, url=f"http://{host}:{ENGINE_PORT}", token=token, api_key=api_key
+    )

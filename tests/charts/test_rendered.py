@@ -100,6 +100,7 @@ def test_every_setting_can_be_set(chart: helm.Chart) -> None:
         "watch_namespaces",
         "log_level",
         "metrics_listen_port",
+        "metrics_token",
     }
     fixed_by_the_chart = {"health_listen", "identity", "lease_name", "lease_namespace"}
     assert offered | values_of_their_own | fixed_by_the_chart == set(Settings.model_fields)

@@ -108,7 +108,9 @@ def log(kube: Kube) -> str:
 
 def forbidden(kube: Kube) -> list[str]:
     """Lines of the operator's log about rights that it lacks."""
-    return [line for line in log(kube).splitlines() if re.search("orbidden|cannot .* resource", line)]
+    return [
+        line for line in log(kube).splitlines() if re.search("orbidden|cannot .* resource", line)
+    ]
 
 
 def uid(kube: Kube, kind: str, name: str = NAME) -> str:
@@ -187,7 +189,10 @@ def test_a_release_that_comes_back_takes_its_resources_up_again(kube: Kube, empt
     chart.install(kube.kubeconfig, chart.local_values())
     kube.apply(tiny_serving(NAME), NAMESPACE)
     wait_ready(kube, NAME, NAMESPACE)
-    before = uid(kube, KVSERVING), [p["metadata"]["uid"] for p in engine_pods(kube, NAME, NAMESPACE)]
+    before = (
+        uid(kube, KVSERVING),
+        [p["metadata"]["uid"] for p in engine_pods(kube, NAME, NAMESPACE)],
+    )
     chart.uninstall(kube.kubeconfig)
     assert 3 == len(definitions(kube))
     chart.install(kube.kubeconfig, chart.local_values())
