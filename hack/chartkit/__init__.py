@@ -15,9 +15,9 @@ FREE = ("settings",)
 HEAD = """\
 # Values of the chart
 
-Written by `make generate` from `values.schema.json` and `values.yaml`. Helm refuses names that are not here.
-How to install, upgrade and uninstall stands in [docs/operations.md](../../docs/operations.md), what the operator
-may do in the cluster in [SECURITY.md](../../SECURITY.md).
+Written by `make generate` from `values.schema.json` and `values.yaml`. Helm refuses other names.
+How to install, upgrade and uninstall stands in [docs/operations.md](../../docs/operations.md), and
+what the operator may do in the cluster in [SECURITY.md](../../SECURITY.md).
 
 | value | default | meaning |
 |---|---|---|

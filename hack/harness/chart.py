@@ -53,7 +53,7 @@ def install(
 
 
 def uninstall(kubeconfig: str, timeout_seconds: int = 120) -> None:
-    """Uninstall the release, if it is there, and wait until it is gone; the chart keeps its CRDs."""
+    """Uninstall the release, if there is one, and wait for that; the chart keeps its CRDs."""
     with helm.Config(kubeconfig_path=kubeconfig, namespace=NAMESPACE) as config:
         if RELEASE in {release["name"] for release in config.list()}:
             config.uninstall(RELEASE, wait="watcher", timeout=timeout_seconds)

@@ -38,12 +38,11 @@ def owning(manifest: Object) -> set[Right]:
 
     Source: the admission plugin OwnerReferencesPermissionEnforcement, which OpenShift has on.
     """
-    owners = manifest["metadata"].get("ownerReferences", ())
     return {
-        Right(owner["apiVersion"].partition("/")[0], f"{owner['kind'].lower()}s/finalizers", "update")
-        for owner in owners
+        right(Kind[owner["kind"]], "update", "finalizers")
+        for owner in manifest["metadata"].get("ownerReferences", ())
         if owner.get("blockOwnerDeletion")
-    }  # fmt: skip
+    }
 
 
 class GuardedCluster:
@@ -69,9 +68,9 @@ class GuardedCluster:
         """Apply: `patch`, and `create` besides where there is no such object yet."""
         kind, meta = kind_of(manifest), manifest["metadata"]
         needed = {right(kind, "patch", subresource)} | owning(manifest)
-        if subresource is None:
-            if await self._cluster.get(kind, meta["namespace"], meta["name"]) is None:
-                needed.add(right(kind, "create"))
+        stored = await self._cluster.get(kind, meta["namespace"], meta["name"])
+        if subresource is None and stored is None:
+            needed.add(right(kind, "create"))
         self._need(*needed)
         return await self._cluster.apply(manifest, subresource)
 

@@ -35,7 +35,7 @@ def serve_metrics(port: int, registry: CollectorRegistry, token: str) -> Callabl
 
 
 def guarded(application: Application, token: str) -> Application:
-    """Application that answers whoever sends `Authorization: Bearer` with the token; all without one."""
+    """Application that answers those who send the token as a bearer; everyone without one."""
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         if not token or _bears(environ.get("HTTP_AUTHORIZATION", ""), token):

@@ -22,8 +22,8 @@ from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from kvserving_operator.api.quantity import QUANTITY_PATTERN
 from kvserving_operator.api.plain import plain
+from kvserving_operator.api.quantity import QUANTITY_PATTERN
 from kvserving_operator.api.quantity import quantity_bytes as quantity_bytes
 from kvserving_operator.api.rules import RULES_KEY, Checked, Rule, raise_faults
 
