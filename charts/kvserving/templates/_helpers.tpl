@@ -12,7 +12,7 @@
 
 {{- define "kvserving.selectorLabels" -}}
 app.kubernetes.io/name: kvserving-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "kvserving.labels" -}}
