@@ -42,13 +42,15 @@ class ChatLoad:
     seed: int = 0
     stagger_seconds: float = 0.0
     pause_seconds: float = 0.0
+    api_key: str = field(default="none", repr=False)
+    """OpenAI's client insists on one."""
     outcomes: list[Outcome] = field(default_factory=list)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, duration_seconds: float) -> Sequence[Outcome]:
         """Load the endpoint for a time, let the last answers finish, and give all outcomes."""
         client = openai.AsyncOpenAI(
-            base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=900
+            base_url=f"{self.url}/v1", api_key=self.api_key, max_retries=0, timeout=900
         )
         self._stopping.clear()
         async with client, asyncio.TaskGroup() as group:

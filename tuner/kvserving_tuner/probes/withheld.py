@@ -12,6 +12,8 @@ from kvserving_tuner.errors import ChangeFailed, Rejected, RuntimeAPIError
 WITHHELD: Final = "the engine's words quote the prompt and are left out"
 QUOTE_CHARACTERS: Final = 12
 """A run of so many characters of a prompt is a quotation."""
+LONG_CHARACTERS: Final = 2000
+"""More words than that are taken for a quotation unread."""
 
 
 def withheld(error: RuntimeAPIError, body: Mapping[str, object]) -> RuntimeAPIError:
@@ -30,6 +32,8 @@ def withheld(error: RuntimeAPIError, body: Mapping[str, object]) -> RuntimeAPIEr
 
 
 def _quotes(words: str, text: str) -> bool:
+    if len(words) > LONG_CHARACTERS:
+        return True
     size = min(QUOTE_CHARACTERS, len(text))
     spellings = (text, repr(text))
     return size > 0 and any(
