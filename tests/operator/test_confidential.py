@@ -46,8 +46,8 @@ async def filled(world: World) -> World:
     """A KVServing with a key, and a probe set of confidential prompts."""
     put_secret(world, "chat-token", token=TOKEN)
     put_secret(world, "users", **{"api-key": KEY})
-    line = json.dumps({"prompt": PROMPT * 20, "name": PROMPT[:30]})
-    put_secret(world, "probes", **{"prompts.jsonl": f"{line}\n" * 30})
+    lines = (json.dumps({"prompt": f"{PROMPT * 20} {n}", "name": PROMPT[:30]}) for n in range(40))
+    put_secret(world, "probes", **{"prompts.jsonl": "\n".join(lines)})
     put_policy(world)
     await begin(world, **SPEC)
     return world

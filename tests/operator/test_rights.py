@@ -102,8 +102,8 @@ async def _life(world: World, api: GuardedCluster) -> None:
     acceptance = Acceptance(api, world.clock)
     await acceptance.policy(body)
     _put(world, Kind.PersistentVolumeClaim, "compiled", {})
-    line = json.dumps({"prompt": "The sky is blue and the grass is green. " * 20})
-    text = base64.b64encode(f"{line}\n".encode()).decode()
+    lines = (json.dumps({"prompt": f"Of {n} the sky is blue. " * 40}) for n in range(40))
+    text = base64.b64encode("\n".join(lines).encode()).decode()
     _put(world, Kind.Secret, "probes", {"data": {"prompts.jsonl": text}})
     for number in range(11):
         _put(world, Kind.KVTrial, f"old-{number:02}", _ended(f"2026-01-{number + 1:02}"))
