@@ -23,19 +23,14 @@ EVERYTHING: dict[str, Any] = {
     "priorityClassName": "high",
 }
 HOSTILE = {
-    "newline": "a\nkind: Secret",
     "document": "a\n---\nkind: ClusterRoleBinding\n",
     "quotes": "a\"b'c",
     "flow": "a}, {kind: Secret",
-    "comment": "a # b",
-    "map": "a: b",
-    "anchor": "&a",
+    "comment": "a: b # c",
     "tag": "!!binary a",
     "template": "{{ .Release.Name }}",
     "true": "yes",
     "number": "0123",
-    "block": "|",
-    "percent": "%a",
 }
 
 
@@ -76,6 +71,8 @@ def texts(properties: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tu
 
 def values_with(path: tuple[str, ...], text: str) -> dict[str, Any]:
     values = copy.deepcopy(EVERYTHING)
+    # They take a second to read.
+    values |= {"crds": {"install": False}, "dashboards": {"enabled": path[0] == "dashboards"}}
     inner: Any = values
     container: Any = text
     if path[-1] == "{}":
@@ -125,12 +122,13 @@ CHART_TEXTS = [
 @pytest.mark.parametrize("name", CHART_TEXTS)
 def test_no_value_writes_other_manifests(render: Any, name: str) -> None:
     path = tuple(name.split("."))
+    calm = None
     for text in HOSTILE.values():
         try:
             hostile = render(values_with(path, text))
         except helm.HelmError:
             continue
-        calm = render(values_with(path, "abc"))
+        calm = calm or render(values_with(path, "abc"))
         assert shape(calm) == shape(hostile), repr(text)
         if any("abc" in scalar for scalar in scalars(calm)):
             assert any(text in scalar for scalar in scalars(hostile)), repr(text)

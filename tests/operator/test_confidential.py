@@ -3,6 +3,7 @@
 import base64
 import json
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -60,36 +61,61 @@ def everything_said(world: World, log: str) -> str:
     return json.dumps([stored, events], ensure_ascii=False, default=str) + log
 
 
-QUOTING = {
-    "none": None,
-    "a refusal": httpx.Response(
-        422, json={"error": {"field": "prompt", "expected": "less", "got": PROMPT, "message": ""}}
+QUOTING: dict[str, Callable[[str], httpx.Response]] = {
+    "a refusal": lambda said: httpx.Response(
+        422, json={"error": {"field": "prompt", "expected": "less", "got": said, "message": ""}}
     ),
-    "a refusal in words": httpx.Response(
-        422, json={"error": {"field": "a", "message": f"cannot score {PROMPT!r}"}}
+    "a refusal in words": lambda said: httpx.Response(
+        422, json={"error": {"field": "a", "message": f"cannot score {said}"}}
     ),
-    "a bad request": httpx.Response(400, json={"error": {"message": f"too long: {PROMPT}"}}),
-    "a validation error": httpx.Response(400, json={"detail": [{"input": PROMPT}]}),
-    "a failure": httpx.Response(500, json={"error": {"message": f"at: {PROMPT[:25]}"}}),
-    "a page": httpx.Response(502, text=f"<html>{PROMPT}</html>"),
+    "a bad request": lambda said: httpx.Response(400, json={"error": {"message": said}}),
+    "a validation error": lambda said: httpx.Response(400, json={"detail": [{"input": said}]}),
+    "a failure": lambda said: httpx.Response(500, json={"error": {"message": said[:90]}}),
+    "a page": lambda said: httpx.Response(502, text=f"<html>{said}</html>"),
 }
 
 
-@pytest.mark.parametrize("answer", QUOTING)
-async def test_nothing_confidential_is_said(
-    filled: World, caplog: pytest.LogCaptureFixture, answer: str
+def listen(caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("kvserving_operator", "kvserving_tuner", "kvserving.audit"):
+        caplog.set_level(logging.DEBUG, logger=name)
+
+
+def told(world: World, log: str, *more: str) -> list[str]:
+    said = everything_said(world, log)
+    return [canary for canary in (*CANARIES, *more) if canary in said]
+
+
+async def test_a_trial_tells_nothing_confidential(
+    filled: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = filled
-    caplog.set_level(logging.DEBUG, logger="kvserving_operator")
-    caplog.set_level(logging.DEBUG, logger="kvserving_tuner")
-    caplog.set_level(logging.DEBUG, logger="kvserving.audit")
-    world.engines.probe_error = world.engines.answer_error = QUOTING[answer]
-    world.put(**SPEC, kvCache={"dtype": "int8"})
-    await serve(world, 60)
-    assert any(PROMPT[:20] in text for text in world.engines.prompts), "prompts were asked"
-    assert f"Bearer {TOKEN}" in world.engines.tokens
-    said = everything_said(world, caplog.text)
-    assert [] == [canary for canary in CANARIES if canary in said]
+    listen(caplog)
+    filled.put(**SPEC, kvCache={"dtype": "int8"})
+    await serve(filled, 40)
+    assert any(PROMPT[:20] in text for text in filled.engines.prompts), "prompts were asked"
+    assert f"Bearer {TOKEN}" in filled.engines.tokens
+    assert [] == told(filled, caplog.text)
+
+
+@pytest.mark.parametrize("answer", QUOTING)
+@pytest.mark.parametrize("path", ["/tokenize", "/kvserving/v1/probe"])
+async def test_an_engine_that_quotes_is_not_repeated(
+    filled: World, caplog: pytest.LogCaptureFixture, path: str, answer: str
+) -> None:
+    listen(caplog)
+    asked = []
+
+    def engines(request: httpx.Request) -> httpx.Response:
+        if request.url.path != path:
+            return filled.engines(request)
+        asked.append(request)
+        return QUOTING[answer](request.content.decode())
+
+    filled.http = httpx.AsyncClient(transport=httpx.MockTransport(engines), trust_env=False)
+    filled.new_controller()
+    filled.put(**SPEC, kvCache={"dtype": "int8"})
+    await serve(filled, 12)
+    assert asked
+    assert [] == told(filled, caplog.text, "101,102,103", "101, 102, 103")
 
 
 async def test_a_faulty_secret_set_tells_no_words(
@@ -99,9 +125,8 @@ async def test_a_faulty_secret_set_tells_no_words(
     put_secret(filled, "probes", **{"prompts.jsonl": f'{{"prompt": 1, "{PROMPT}": 2}}'})
     filled.put(**SPEC, kvCache={"dtype": "int8"})
     await serve(filled, 10)
-    said = everything_said(filled, caplog.text)
-    assert "is no prompt" in said
-    assert [] == [canary for canary in CANARIES if canary in said]
+    assert "is no prompt" in everything_said(filled, caplog.text)
+    assert [] == told(filled, caplog.text)
 
 
 async def test_users_questions_bear_the_users_key(filled: World) -> None:

@@ -116,10 +116,13 @@ async def _life(world: World, api: GuardedCluster) -> None:
     }
     world.put(**spec)
     await world.settle()
+    if api.refused:
+        return
     world.put(**spec, kvCache={"dtype": "int8"})
     for _ in range(100):
         await serve(world)
-        if "Promoted" in str(world.cluster.of(Kind.KVTrial)):
+        # What it was to be refused it has been: the rest of the life would tell nothing.
+        if api.refused or "Promoted" in str(world.cluster.of(Kind.KVTrial)):
             break
     world.controller.touch(NAMESPACE, "chat")
     await serve(world, 2)

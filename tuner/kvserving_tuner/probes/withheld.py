@@ -4,6 +4,7 @@ Engines quote what they do not like. Prompts may be confidential, so that words 
 repeat a part of what it was asked are left out.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -35,7 +36,7 @@ def _quotes(words: str, text: str) -> bool:
     if len(words) > LONG_CHARACTERS:
         return True
     size = min(QUOTE_CHARACTERS, len(text))
-    spellings = (text, repr(text))
+    spellings = (text, repr(text), json.dumps(text))
     return size > 0 and any(
         words[start : start + size] in spelling
         for spelling in spellings
@@ -51,6 +52,7 @@ def _texts(found: object) -> Iterable[str]:
     elif isinstance(found, list | tuple):
         if found and all(type(each) is int for each in found):
             yield repr(list(found))
+            yield json.dumps(found, separators=(",", ":"))
         else:
             for each in found:
                 yield from _texts(each)
