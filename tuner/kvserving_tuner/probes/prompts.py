@@ -70,8 +70,10 @@ def _read(line: str, where: str) -> Prompt:
         raise ProbeSetError(f"{where}: expected a JSON object, got {type(entry).__name__}")
     unknown = [field for field in entry if field not in _FIELDS]
     if unknown:
-        fields = ", ".join(_FIELDS)
-        raise ProbeSetError(f"{where}: {_shown(unknown[0])}: expected one of {fields}")
+        field, fields = str(unknown[0]), ", ".join(_FIELDS)
+        plain = field.isascii() and field.isidentifier() and len(field) <= SHOWN_CHARACTERS
+        found = field if plain else _shown(field)
+        raise ProbeSetError(f"{where}: {found}: expected one of {fields}")
     if ("prompt" in entry) == ("messages" in entry):
         raise ProbeSetError(f"{where}: expected either prompt or messages")
     name = entry.get("name", where)
