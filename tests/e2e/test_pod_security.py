@@ -73,7 +73,11 @@ def test_the_operator_is_taken(kube: Kube, restricted: str) -> None:
 
 def test_what_may_do_more_is_refused(kube: Kube, restricted: str) -> None:
     template = pod_template(REF, resolve(NAME, spec_of(), Settings(), None))
-    for change in ({"privileged": True}, {"allowPrivilegeEscalation": True}, {"runAsUser": 0}):
+    for change in (
+        {"allowPrivilegeEscalation": True},
+        {"runAsUser": 0},
+        {"capabilities": {"add": ["NET_ADMIN"]}},
+    ):
         manifest = pod(template)
         manifest["spec"]["containers"][0]["securityContext"] |= change
         with pytest.raises(CommandError, match="violates PodSecurity"):
