@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 
 from kvserving_operator.actions import Announce
+from kvserving_operator.cluster import Cluster
 from kvserving_operator.controller import Controller
 from kvserving_operator.kinds import Kind
 from kvserving_operator.looks import Watcher
@@ -29,6 +30,8 @@ class World:
     def __init__(self, settings: Settings) -> None:
         self.clock = Clock()
         self.cluster = MemoryCluster(self.clock)
+        self.api: Cluster = self.cluster
+        """What the controller calls: the cluster itself, or something in front of it."""
         self.engines = Engines()
         self.engines.clock = self.clock
         self.events: list[Announce] = []
@@ -47,7 +50,7 @@ class World:
     def new_controller(self, settings: Settings | None = None) -> Controller:
         """Start the operator anew: nothing but the cluster is kept."""
         self.controller = Controller(
-            self.cluster,
+            self.api,
             settings or self.settings,
             self.http,
             self.metrics,

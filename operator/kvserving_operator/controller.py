@@ -11,6 +11,7 @@ import httpx
 
 from kvserving_operator.api.errors import SpecError
 from kvserving_operator.api.v1alpha1 import KVServing, PromotedValue, parse_serving
+from kvserving_operator.api_key import read_api_key
 from kvserving_operator.cluster import Cluster
 from kvserving_operator.errors import ApiRejected
 from kvserving_operator.executor import Announcer, Executor, StatusWriter
@@ -183,6 +184,7 @@ class Controller:
             session.memory = recall(stored, existing)
         pods = tuple(pod_view(pod) for pod in found if not is_check(pod))
         start = starting(serving.spec, session.memory.trials)
+        session.api_key, no_key = await read_api_key(self._cluster, serving)
         step = advance(
             Situation(
                 ref=ref,
@@ -195,7 +197,7 @@ class Controller:
                 now=self._clock(),
                 settings=self._settings,
                 tried=tried_on(serving.spec),
-                missing=await self._missing(serving),
+                missing=await self._missing(serving) or no_key,
             )
         )
         problem = ""

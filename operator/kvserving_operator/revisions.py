@@ -30,6 +30,7 @@ TEMPLATE_FIELDS: Mapping[str, Any] = {
     "engine": True,
     "kv_cache": True,
     "profile": True,
+    "api_key_ref": True,
     "slo": {"ttft_milliseconds", "tpot_milliseconds"},
     "rollout": {"startup_timeout_seconds", "drain_seconds"},
     "pod_template": True,

@@ -81,6 +81,8 @@ class Settings(BaseModel):
     otlp_endpoint: str = ""
     """Address that traces of decisions are sent to by OTLP over HTTP, such as
     http://collector:4318/v1/traces; empty for none."""
+    metrics_token: str = Field(default="", repr=False)
+    """Bearer token that scrapes must send; empty serves metrics to anyone who can connect."""
     liveness_age_seconds: float = Field(default=90.0, gt=0)
     """Liveness fails when no tick succeeded for this long: 18 ticks, so that a short API outage
     restarts nothing."""

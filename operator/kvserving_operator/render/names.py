@@ -9,6 +9,10 @@ ENGINE_CONTAINER = "engine"
 PREFLIGHT_CONTAINER = "preflight"
 ENGINE_PORT = 8000
 READY_PATH = "/kvserving/v1/ready"
+TOKEN_VARIABLE = "KVSERVING_TOKEN"  # noqa: S105  a name
+"""Environment variable of an engine with the runtime API's bearer token."""
+API_KEY_VARIABLE = "VLLM_API_KEY"
+"""vLLM's own, with the key that its users must send."""
 SETTINGS_GATE = f"{API_GROUP}/settings-applied"
 """Readiness gate of engine pods: promoted live values have been applied to this pod."""
 

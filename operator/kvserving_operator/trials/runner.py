@@ -63,6 +63,7 @@ class TrialRunner:
         pods: tuple[PodView, ...],
         turn: Turn,
         token: str | None,
+        api_key: str | None,
         trials: Trials,
         refusals: tuple[Refusal, ...],
         policy: Policy,
@@ -95,7 +96,7 @@ class TrialRunner:
         seen = Seen(
             pods=pods,
             runtime=turn.readback.runtime,
-            targets={pod.name: target_of(pod, token) for pod in pods},
+            targets={pod.name: target_of(pod, token, api_key) for pod in pods},
             refusals=refusals,
             observation=turn.observation,
             pairs=self._probing.collect(),

@@ -13,7 +13,11 @@ from kvserving_operator.api.v1alpha1.engine import Accelerator, EngineSpec, Swit
 from kvserving_operator.api.v1alpha1.kv_cache import EvictionPolicy, KVCacheSpec
 from kvserving_operator.api.v1alpha1.model import ModelSpec
 from kvserving_operator.api.v1alpha1.monitoring import MonitoringSpec
-from kvserving_operator.api.v1alpha1.pod_template import ObjectReference, PodTemplateSpec
+from kvserving_operator.api.v1alpha1.pod_template import (
+    ObjectReference,
+    PodTemplateSpec,
+    SecretKeyReference,
+)
 from kvserving_operator.api.v1alpha1.policy import PolicyOverrides
 from kvserving_operator.api.v1alpha1.quality import ServedQualitySpec
 from kvserving_operator.api.v1alpha1.rollout import RolloutSpec
@@ -162,6 +166,10 @@ class KVServingSpec(ApiModel):
     a reason."""
     rollback_policy: PolicyOverrides | None = None
     """What this KVServing wants otherwise than its policy says; the rest is the policy's."""
+    api_key_ref: SecretKeyReference | None = None
+    """Secret with the key that users send as a bearer token to paths below /v1; without it anybody
+    who reaches the Service may ask. Engines read it when they start: to change it, name another
+    Secret. Metrics and health need no key."""
     quality: ServedQualitySpec = Field(
         default_factory=ServedQualitySpec, json_schema_extra={"default": {}}
     )
