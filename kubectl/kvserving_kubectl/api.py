@@ -70,10 +70,16 @@ class Connection:
     kubeconfig: str = ""
     context: str = ""
     request_timeout: str = "30s"
+    user: str = ""
+    """Whom to impersonate."""
 
     def flags(self) -> list[str]:
         """Flags of kubectl."""
-        given = {"--kubeconfig": self.kubeconfig, "--context": self.context}
+        given = {
+            "--kubeconfig": self.kubeconfig,
+            "--context": self.context,
+            "--as": self.user,
+        }
         found = [f"{flag}={value}" for flag, value in given.items() if value]
         return [*found, f"--request-timeout={self.request_timeout}"]
 

@@ -27,7 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     argcomplete.autocomplete(parser)
     options = parser.parse_args(argv)
-    connection = Connection(options.kubeconfig, options.context, options.request_timeout)
+    connection = Connection(
+        options.kubeconfig, options.context, options.request_timeout, getattr(options, "as")
+    )
     context = Context(options, KubectlApi(connection), Console(), Console(stderr=True))
     try:
         COMMANDS[options.command].run(context)

@@ -10,9 +10,7 @@ from kvserving_kubectl.resources import KVSERVINGS, KVTRIALS, Resource
 TIMEOUT = "2s"
 
 
-def complete_servings(
-    prefix: str, parsed_args: argparse.Namespace, **_: Any
-) -> list[str]:
+def complete_servings(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
     """KVServings of the namespace."""
     return names(KVSERVINGS, prefix, parsed_args)
 

@@ -1,7 +1,7 @@
 """Completion by kubectl: the program `kubectl_complete-kvserving`, which kubectl asks for words.
 
-kubectl gives it what was typed behind `kubectl kvserving`, the word under the cursor last, and reads
-one word a line and then a directive, as of every program that is built with cobra.
+kubectl gives it what was typed behind `kubectl kvserving`, the word under the cursor last, and
+reads one word a line and then a directive, as of every program that is built with cobra.
 """
 
 import io

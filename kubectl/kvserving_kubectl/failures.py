@@ -20,7 +20,11 @@ _DENIED = re.compile(
     r'cannot (?P<verb>\S+) resource "(?P<resource>[^"]+)" in API group "(?P<group>[^"]*)"'
     r'(?: in the namespace "(?P<namespace>[^"]+)")?'
 )
-_UNKNOWN_KIND = ("could not find the requested resource", "doesn't have a resource type", "no matches for kind")
+_UNKNOWN_KIND = (
+    "could not find the requested resource",
+    "doesn't have a resource type",
+    "no matches for kind",
+)
 _UNAUTHORIZED = ("must be logged in", "unauthorized", "provide credentials")
 
 
@@ -62,7 +66,9 @@ def failure(call: Call, stderr: str, context: str) -> PluginError:
         return Unauthorized(f"the API server of {where} does not accept these credentials: {told}")
     if found:
         return Refused(f"{call.verb} {call.target} {call.name}: {message}".replace("  ", " "))
-    return NoConnection(f"no connection to the cluster of {where}: {told or 'kubectl said nothing'}")
+    return NoConnection(
+        f"no connection to the cluster of {where}: {told or 'kubectl said nothing'}"
+    )
 
 
 def _forbidden(call: Call, message: str) -> Forbidden:

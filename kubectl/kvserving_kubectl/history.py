@@ -124,7 +124,10 @@ def _of_trial(trial: Object) -> Iterable[Entry]:
     yield Entry(made, "TrialMade", name, f"{change}, asked for by: {by}")
     if status.get("startedAt"):
         yield Entry(
-            whole_seconds(status["startedAt"]), "TrialServes", name, f"{change}: first engine has it"
+            whole_seconds(status["startedAt"]),
+            "TrialServes",
+            name,
+            f"{change}: first engine has it",
         )
     if status.get("finishedAt"):
         verdict = status.get("verdict", "")
@@ -143,7 +146,10 @@ def _of_decision(decision: Mapping[str, Any]) -> Entry:
     """A line of the audit log, or `status.lastDecision`."""
     change = decision.get("change") or {}
     knob = change.get("knob") or decision.get("knob")
-    before, after = change.get("from", decision.get("fromValue")), change.get("to", decision.get("toValue"))
+    before, after = (
+        change.get("from", decision.get("fromValue")),
+        change.get("to", decision.get("toValue")),
+    )
     moved = f"{knob} {before} -> {after}: " if knob and decision["action"] != Action.HOLD else ""
     outcome = f" [{decision['outcome']}]" if decision.get("outcome") else ""
     return Entry(

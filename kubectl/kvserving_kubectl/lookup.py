@@ -85,8 +85,11 @@ def _near(api: Api, resource: Resource, namespace: str, name: str) -> list[str]:
     except PluginError:
         # Who may look into one namespace alone gets no hint about others.
         return found
-    return found + [
-        f"{name} in namespace {each['metadata']['namespace']}"
-        for each in everywhere
-        if each["metadata"]["name"] == name
-    ][:NEAR]
+    return (
+        found
+        + [
+            f"{name} in namespace {each['metadata']['namespace']}"
+            for each in everywhere
+            if each["metadata"]["name"] == name
+        ][:NEAR]
+    )

@@ -20,10 +20,8 @@ def add_connection(parser: argparse.ArgumentParser, *, defaults: bool) -> None:
     add("-n", "--namespace", help="default: that of the context", default="", metavar="NAME")
     add("--context", help="context of the kubeconfig", default="", metavar="NAME")
     add("--kubeconfig", help="file that kubectl would read", default="", metavar="FILE")
-    add(
-        "--request-timeout", help="longest time for one call (%(default)s)" if defaults else
-        "longest time for one call", default="30s", metavar="DURATION",
-    )  # fmt: skip
+    add("--as", help="user to impersonate", default="", metavar="USER")
+    add("--request-timeout", help="longest time for one call", default="30s", metavar="DURATION")
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +46,9 @@ def add_all_namespaces(parser: argparse.ArgumentParser) -> None:
 
 def add_trial(parser: argparse.ArgumentParser) -> None:
     """One trial of the KVServing."""
-    argument = parser.add_argument("--trial", metavar="NAME", default="", help="KVTrial; default: the one under way")
+    argument = parser.add_argument(
+        "--trial", metavar="NAME", default="", help="KVTrial; default: the one under way"
+    )
     argument.completer = complete_trials  # type: ignore[attr-defined]
 
 

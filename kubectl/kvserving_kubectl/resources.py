@@ -24,9 +24,7 @@ class Resource:
         """Path of one object, or of a collection: of a namespace, or of the whole cluster."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         within = f"namespaces/{namespace}" if namespace and self.namespaced else ""
-        return "/".join(
-            part for part in (root, within, self.plural, name, subresource) if part
-        )
+        return "/".join(part for part in (root, within, self.plural, name, subresource) if part)
 
 
 KVSERVINGS = Resource(API_GROUP, API_VERSION, "kvservings", "KVServing")

@@ -49,9 +49,7 @@ def run(context: Context) -> None:
         context.out.print(line)
 
 
-def facts(
-    serving: Object, trials: Sequence[Object], events: Sequence[Object]
-) -> dict[str, Any]:
+def facts(serving: Object, trials: Sequence[Object], events: Sequence[Object]) -> dict[str, Any]:
     """What the explanation stands on, for programs."""
     status = serving.get("status") or {}
     return {
@@ -121,7 +119,9 @@ def _moment(event: Mapping[str, Any]) -> str | None:
 def _why_not(status: Mapping[str, Any]) -> Iterator[Text]:
     tuning = condition(status, ConditionType.TUNING_ACTIVE)
     if tuning:
-        yield _text(f"Tuning:  {tuning['status']} ({tuning['reason']}): {tuning.get('message', '')}")
+        yield _text(
+            f"Tuning:  {tuning['status']} ({tuning['reason']}): {tuning.get('message', '')}"
+        )
 
 
 def _recommended(status: Mapping[str, Any]) -> Iterator[Text]:
@@ -135,8 +135,12 @@ def _recommended(status: Mapping[str, Any]) -> Iterator[Text]:
 
 def _in_force(serving: Object, status: Mapping[str, Any]) -> Iterator[Text]:
     for entry in status.get("promoted") or ():
-        by = f"trial {entry['trial']}" if entry.get("trial") else f"decision {entry.get('decision')}"
-        yield _text(f"\nIn force in place of the spec's: {entry['field']} {entry['value']}, by {by}.")
+        by = (
+            f"trial {entry['trial']}" if entry.get("trial") else f"decision {entry.get('decision')}"
+        )
+        yield _text(
+            f"\nIn force in place of the spec's: {entry['field']} {entry['value']}, by {by}."
+        )
     back = condition(status, ConditionType.ROLLED_BACK)
     if back.get("status") == "True":
         yield _text(f"\nRolled back: {back.get('message', '')}")

@@ -20,7 +20,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Say what the command takes."""
     add_serving(parser)
     parser.add_argument("--since", metavar="DURATION", default="", help="no older than, such as 2h")
-    parser.add_argument("--limit", type=int, metavar="N", default=LIMIT, help="the newest so many (50)")
+    parser.add_argument(
+        "--limit", type=int, metavar="N", default=LIMIT, help="the newest so many (50)"
+    )
     parser.add_argument(
         "--operator-namespace", metavar="NAME", default=OPERATOR_NAMESPACE,
         help="where the operator runs, for its audit log (kvserving-system)",

@@ -26,7 +26,9 @@ def run(context: Context) -> None:
     options, namespace = context.options, context.namespace
     found = lookup.chosen(context.api, namespace, options.name, options.trial)
     if found is None:
-        raise UsageError(f"{options.name} has no trial under way; an edit of spec.kvCache begins one")
+        raise UsageError(
+            f"{options.name} has no trial under way; an edit of spec.kvCache begins one"
+        )
     status, name = found.get("status") or {}, found["metadata"]["name"]
     passed = status.get("state") == TrialState.APPROVAL.value
     effect = (

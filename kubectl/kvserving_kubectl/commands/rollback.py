@@ -65,16 +65,13 @@ def way_back(context: Context, serving: Object, part: str) -> list[Change]:
     """Patches that lead back to 16 bits without eviction, and to the spec's cap."""
     changes: list[Change] = []
     promoted = {
-        each["field"]: each["value"]
-        for each in (serving.get("status") or {}).get("promoted") or ()
+        each["field"]: each["value"] for each in (serving.get("status") or {}).get("promoted") or ()
     }
     if part in ("All", "KVCache"):
         changes += _kv_cache(context, serving, promoted)
     if part in ("All", CAP) and CAP in promoted:
         meta = serving["metadata"]
-        rest = [
-            each for each in serving["status"]["promoted"] if each["field"] != CAP
-        ]
+        rest = [each for each in serving["status"]["promoted"] if each["field"] != CAP]
         words = f"the cap of {promoted[CAP]} active sequences goes back to the spec's"
         patch = {"status": {"promoted": rest}}
         where = meta["namespace"], meta["name"]
@@ -82,9 +79,7 @@ def way_back(context: Context, serving: Object, part: str) -> list[Change]:
     return changes
 
 
-def _kv_cache(
-    context: Context, serving: Object, promoted: Mapping[str, str]
-) -> list[Change]:
+def _kv_cache(context: Context, serving: Object, promoted: Mapping[str, str]) -> list[Change]:
     meta, spec = serving["metadata"], serving["spec"]
     where = meta["namespace"], meta["name"]
     asked = spec.get("kvCache") or {}

@@ -80,9 +80,7 @@ def _fleet(context: Context) -> RenderableType:
     return table((*(("NAMESPACE",) if everywhere else ()), *COLUMNS), rows)
 
 
-def row(
-    serving: Object, trials: Sequence[Object], now: datetime, everywhere: bool
-) -> list[Any]:
+def row(serving: Object, trials: Sequence[Object], now: datetime, everywhere: bool) -> list[Any]:
     """One KVServing in a line."""
     meta, spec, status = serving["metadata"], serving["spec"], serving.get("status") or {}
     effective = status.get("effective") or {}
@@ -128,7 +126,13 @@ def whole(serving: Object, trials: Sequence[Object], now: datetime) -> Group:
     status = serving.get("status") or {}
     parts: list[RenderableType] = [facts(serving)]
     rows = [
-        (c["type"], c["status"], c["reason"], age(c.get("lastTransitionTime"), now), c.get("message"))
+        (
+            c["type"],
+            c["status"],
+            c["reason"],
+            age(c.get("lastTransitionTime"), now),
+            c.get("message"),
+        )
         for c in status.get("conditions") or ()
     ]
     parts.append(table(("CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE"), rows, "Conditions"))
@@ -151,7 +155,14 @@ def whole(serving: Object, trials: Sequence[Object], now: datetime) -> Group:
         parts.append(
             table(
                 ("TRIAL", "STATE", "CHANGE", "MESSAGE"),
-                [(trial["metadata"]["name"], trial_in_short(trial), told.get("summary"), told.get("message"))],
+                [
+                    (
+                        trial["metadata"]["name"],
+                        trial_in_short(trial),
+                        told.get("summary"),
+                        told.get("message"),
+                    )
+                ],
                 "Trial under way",
             )
         )
@@ -168,7 +179,9 @@ def decision_line(entry: Mapping[str, Any], now: datetime) -> str:
     change = ""
     if entry.get("knob"):
         change = f" {entry['knob']} {entry.get('fromValue', '?')} -> {entry.get('toValue', '?')}:"
-    return printable(f"{head}:{change} {entry.get('message', '')} ({age(entry.get('at'), now)} ago)")
+    return printable(
+        f"{head}:{change} {entry.get('message', '')} ({age(entry.get('at'), now)} ago)"
+    )
 
 
 def facts(serving: Object) -> RenderableType:
@@ -178,19 +191,22 @@ def facts(serving: Object) -> RenderableType:
     traffic, slo = status.get("traffic") or {}, spec.get("slo") or {}
     size = capacity.get("kvCacheBytes")
     in_gib = "" if size is None else f" ({int(size) / 1024**3:.2f} GiB in each engine)"
+    asked = (spec.get("kvCache") or {}).get("dtype", "auto")
+    tokens = capacity.get("kvCacheTokens")
+    room = f"room for {effective.get('maxNumSeqs', '-')}"
     pairs = [
         ("KVServing", f"{meta['namespace']}/{meta['name']}"),
         ("Model", spec["model"].get("uri")),
         ("Engines", f"{status.get('readyReplicas', 0)} of {spec.get('replicas', 1)} ready"),
         ("Endpoint", status.get("endpoint")),
-        ("KV format", f"{effective.get('kvCacheDtype', '-')} (spec: {(spec.get('kvCache') or {}).get('dtype', 'auto')})"),
+        ("KV format", f"{effective.get('kvCacheDtype', '-')} (spec: {asked})"),
         ("Eviction", effective.get("eviction")),
-        ("Active sequences", f"{effective.get('maxActiveSeqs', '-')} (room for {effective.get('maxNumSeqs', '-')})"),
-        ("KV tokens", None if "kvCacheTokens" not in capacity else f"{capacity['kvCacheTokens']}{in_gib}"),
+        ("Active sequences", f"{effective.get('maxActiveSeqs', '-')} ({room})"),
+        ("KV tokens", None if tokens is None else f"{tokens}{in_gib}"),
         ("Tuning", (spec.get("tuning") or {}).get("mode")),
         ("Targets", targets(slo)),
         ("Traffic", traffic.get("message") or traffic.get("split")),
-    ]  # fmt: skip
+    ]
     made = table(("", ""), [(name, value) for name, value in pairs if value])
     made.show_header = False
     return made
