@@ -108,7 +108,7 @@ class FakeApi:
         """A version."""
         return "v1.34.0"
 
-    def made(self) -> list[Mapping[str, Any]]:
+    def made(self) -> Sequence[Mapping[str, Any]]:
         """Patches that were no trial run."""
         return [patch for _, _, patch, dry_run in self.patches if not dry_run]
 

@@ -123,8 +123,12 @@ def demo() -> FakeApi:
             ],
         ),
     )  # fmt: skip
-    policy = {"metadata": {"name": "careful", "namespace": "demo"}, "kind": "KVRollbackPolicy",
-              "apiVersion": API_VERSION, "spec": {"fallback": {"kvCacheDtype": "bfloat16"}}}  # fmt: skip
+    policy = {
+        "apiVersion": API_VERSION,
+        "kind": "KVRollbackPolicy",
+        "metadata": {"name": "careful", "namespace": "demo"},
+        "spec": {"fallback": {"kvCacheDtype": "bfloat16"}},
+    }
     api.add(KVPOLICIES, policy)
     api.add(PODS, pod())
     api.add(EVENTS, event("SettingChanged", "PreemptionStorm: cap 16 -> 12"))

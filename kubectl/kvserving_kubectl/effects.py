@@ -51,6 +51,9 @@ def effects(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Effect]
 
 def differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Fields that differ, with their values; None for one that is not there."""
+    # A section that is new or gone is told by its fields.
+    before = {} if before is None and isinstance(after, Mapping) else before
+    after = {} if after is None and isinstance(before, Mapping) else after
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for name in dict.fromkeys((*before, *after)):
             below = f"{path}.{name}" if path else str(name)

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,7 +71,8 @@ class Plugin:
             env=self.environment,
             check=False,
         )
-        print(f"$ kubectl kvserving {' '.join(args)}\n{done.stdout}")
+        # Shown with a failure.
+        sys.stdout.write(f"$ kubectl kvserving {' '.join(args)}\n{done.stdout}")
         assert status == done.returncode, done.stdout
         return done.stdout
 

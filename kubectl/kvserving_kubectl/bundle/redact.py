@@ -57,11 +57,12 @@ _TOKENS = tuple(
         (r"\bhf_[A-Za-z0-9]{6,}", 0),
         (r"\b(?:sk|pk|rk)[-_][A-Za-z0-9_-]{8,}", 0),
         (
-            r"\b(?:gh[pousr]|github_pat|glpat|gldt|npm|pypi|nvapi|dop_v1|hvs|hvb|shpat)"
+            r"\b(?:gh[pousr]|github_pat|glpat|gldt|npm|pypi|nvapi|dop_v1|shpat)"
             r"[-_][A-Za-z0-9_-]{8,}",
             0,
         ),
         (r"\bxox[a-z]-[A-Za-z0-9-]{6,}", 0),
+        (r"\bhv[sbr]\.[A-Za-z0-9_-]{6,}", 0),
         (r"\bxapp-[A-Za-z0-9-]{6,}", 0),
         (r"\b(?:AKIA|ASIA|AGPA|AIDA|AROA|ANPA)[A-Z0-9]{12,}", 0),
         (r"\bAIza[A-Za-z0-9_-]{20,}", 0),
@@ -70,13 +71,13 @@ _TOKENS = tuple(
         # Long words of mixed letters and figures: no digest is spelled so, and names of models
         # have dashes.
         (
-            r"(?<![A-Za-z0-9+_/=-])(?=[A-Za-z0-9+_-]*[A-Z])(?=[A-Za-z0-9+_-]*[a-z])"
+            r"(?<![A-Za-z0-9+_-])(?=[A-Za-z0-9+_-]*[A-Z])(?=[A-Za-z0-9+_-]*[a-z])"
             r"(?=[A-Za-z0-9+_-]*[0-9])(?=[A-Za-z0-9+_-]*[A-Za-z0-9+_]{16})"
             r"[A-Za-z0-9+_-]{32,}={0,2}",
             0,
         ),
         (
-            r"(?<![A-Za-z0-9+/_=-])(?=[A-Za-z0-9+/]*[A-Z])(?=[A-Za-z0-9+/]*[a-z])"
+            r"(?<![A-Za-z0-9+/])(?=[A-Za-z0-9+/]*[A-Z])(?=[A-Za-z0-9+/]*[a-z])"
             r"(?=[A-Za-z0-9+/]*[0-9])[A-Za-z0-9+/]{40,}={1,2}",
             0,
         ),

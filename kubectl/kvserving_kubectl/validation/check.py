@@ -41,7 +41,7 @@ def faults(document: Document) -> Iterator[Fault]:
     if version != API_VERSION:
         yield document.fault(("apiVersion",), f"expected {API_VERSION}, got {version}")
         return
-    if kind not in schemas():
+    if not isinstance(kind, str) or kind not in schemas():
         known = ", ".join(schemas())
         yield document.fault(("kind",), f"expected one of {known}, got {kind}")
         return
@@ -50,7 +50,7 @@ def faults(document: Document) -> Iterator[Fault]:
     # The status is the operator's; the server drops what a user writes there.
     body.pop("status", None)
     found += _of_metadata(document, body)
-    wanted = schemas()[str(kind)]
+    wanted = schemas()[kind]
     found += [document.fault(place, told) for place, told in schema.faults(body, wanted)]
     if not found:
         found = [document.fault(place, told) for place, told in rules.broken(body, wanted)]

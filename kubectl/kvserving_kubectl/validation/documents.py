@@ -12,6 +12,7 @@ from kvserving_kubectl.errors import UsageError
 
 STDIN = "-"
 SUFFIXES = (".yaml", ".yml", ".json")
+MOST_FIELDS = 100_000
 Place = tuple[str | int, ...]
 """Way to a field: names and indices."""
 
@@ -72,10 +73,16 @@ def read(files: Iterable[str]) -> Iterator[Document | Fault]:
 
 def parse(file: str, text: str) -> Iterator[Document | Fault]:
     """Manifests of one text, those of a List among them."""
-    loader = yaml.SafeLoader(text)
+    try:
+        loader = yaml.SafeLoader(text)
+    except yaml.YAMLError as error:
+        yield Fault(file, 1, "", "", f"expected YAML: {error}".replace("\n", " "))
+        return
     try:
         while loader.check_node():
             node = loader.get_node()
+            if node is None:
+                break
             lines: dict[Place, int] = {}
             repeated: list[Place] = []
             _locate(node, (), node.start_mark.line + 1, lines, repeated)
@@ -93,7 +100,7 @@ def parse(file: str, text: str) -> Iterator[Document | Fault]:
         problem = " ".join(part for part in (error.context, error.problem) if part)
         yield Fault(file, line, "", "", f"expected YAML: {problem}")
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        yield Fault(file, 1, "", "", f"expected YAML: {error}")
+        yield Fault(file, 1, "", "", f"expected YAML: {error}".replace("\n", " "))
     finally:
         loader.dispose()
 
@@ -144,6 +151,9 @@ def _locate(
 ) -> None:
     """Note the line of each field: that of its key."""
     lines[place] = line
+    if len(lines) > MOST_FIELDS:
+        # Aliases of aliases can spell a whole disk in a few lines.
+        raise ValueError(f"at most {MOST_FIELDS} fields in one document, aliases counted")
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
