@@ -16,6 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from kvserving_kubectl.api import Connection, KubectlApi
         from kvserving_kubectl.context import Context
         from kvserving_kubectl.errors import PluginError
+        from kvserving_kubectl.output import PIPE_WIDTH
         from kvserving_kubectl.parser import COMMANDS, build_parser
         from kvserving_tuner.errors import TunerError
     except ModuleNotFoundError as error:
@@ -30,7 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     connection = Connection(
         options.kubeconfig, options.context, options.request_timeout, getattr(options, "as")
     )
-    context = Context(options, KubectlApi(connection), Console(), Console(stderr=True))
+    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    out, err = Console(width=width), Console(stderr=True)
+    context = Context(options, KubectlApi(connection), out, err)
     try:
         COMMANDS[options.command].run(context)
     except PluginError as error:

@@ -12,6 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 NOTHING = "-"
+SHORT = ("READY", "STATUS", "AGE", "SINCE", "TIME")
+"""Columns that stay whole where a terminal is narrow; the others are folded, never cut."""
+PIPE_WIDTH = 2000
+"""Columns where no terminal says how many: every row stays in a line, for grep."""
 STYLES: Mapping[str, str] = {
     "Promoted": "green",
     "Passed": "green",
@@ -40,12 +44,13 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str = ""
 
     Nothing in it is taken for markup, whoever wrote it.
     """
+    heading = f"\n{title}" if title else None
     made = Table(
-        box=box.SIMPLE if title else None, title=title or None, title_justify="left",
+        box=box.SIMPLE if title else None, title=heading, title_justify="left",
         show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold",
     )  # fmt: skip
     for column in columns:
-        made.add_column(column, overflow="fold", no_wrap=column != "MESSAGE")
+        made.add_column(column, overflow="fold", no_wrap=column in SHORT)
     for row in rows:
         made.add_row(*(cell(value) for value in row))
     return made

@@ -138,13 +138,15 @@ def test_a_fault_names_file_line_object_field_what_was_expected_and_what_came() 
     ("addition", "told"),
     [
         ("  kvCach: {}\n", "spec.kvCach: no such field; did you mean kvCache?"),
-        ("  tuning: {mode: Off}\n", 'spec.tuning.mode: expected a text, got false (YAML reads a bare Off'),
+        ("  tuning: {mode: Off}\n",
+         "spec.tuning.mode: expected a text, got false (YAML reads a bare Off"),
         ("  replicas: two\n", 'spec.replicas: expected a whole number, got "two"'),
         ("  kvCache: {dtype: int5}\n", "spec.kvCache.dtype: expected one of auto, bfloat16"),
         ("  tuning: {knobs: []}\n", "spec.tuning.knobs: expected at least 1 entries, got 0"),
         ("  rollbackPolicyRef: {}\n", "spec.rollbackPolicyRef.name: is required"),
         ("  replicas: 1\n  replicas: 2\n", "spec.replicas: stands twice"),
-        ("  podTemplate: {env: [{name: A}, {name: A}]}\n", "spec.podTemplate.env: expected entries that differ in their name"),
+        ("  podTemplate: {env: [{name: A}, {name: A}]}\n",
+         "spec.podTemplate.env: expected entries that differ in their name"),
         ("  model: {uri: s3://x/y}\n", "spec.model: stands twice"),
         ("  kvCache: []\n", "spec.kvCache: expected a mapping, got []"),
     ],
@@ -181,8 +183,10 @@ def test_documents_lists_and_json_have_their_own_lines() -> None:
         "apiVersion: kvserving.dev/v1alpha1\nkind: KVServings\n",
         "apiVersion: kvserving.dev/v1alpha1\nkind: KVServing\nmetadata: 5\nspec: 7\n",
         "apiVersion: kvserving.dev/v1alpha1\nkind: KVServing\nmetadata: {name: 5}\nspec: []\n",
-        "apiVersion: kvserving.dev/v1alpha1\nkind: KVServing\nmetadata: {name: a}\nspec: {engine: 3, model: 4, 5: 6}\n",
-        "apiVersion: kvserving.dev/v1alpha1\nkind: KVTrial\nmetadata: {name: a}\nspec: {change: {}, servingRef: []}\n",
+        "apiVersion: kvserving.dev/v1alpha1\nkind: KVServing\nmetadata: {name: a}\n"
+        "spec: {engine: 3, model: 4, 5: 6}\n",
+        "apiVersion: kvserving.dev/v1alpha1\nkind: KVTrial\nmetadata: {name: a}\n"
+        "spec: {change: {}, servingRef: []}\n",
         "a: " + "[" * 300,
         "a: &a [x, x]\nb: &b [*a, *a]\n" + "".join(
             f"{chr(99 + i)}: &{chr(99 + i)} [*{chr(98 + i)}, *{chr(98 + i)}]\n" for i in range(20)

@@ -114,7 +114,8 @@ def test_history_puts_all_that_happened_in_one_line_of_time() -> None:
     line = {
         "schema": "kvserving.dev/audit/v1", "time": "2027-01-15T05:00:00.123+00:00",
         "serving": "demo/chat", "id": "d-0", "action": "Change", "reason": "SequencesWaitKVFree",
-        "change": {"knob": "MaxActiveSeqs", "from": 8, "to": 16}, "message": "room", "outcome": "Applied",
+        "change": {"knob": "MaxActiveSeqs", "from": 8, "to": 16}, "message": "room",
+        "outcome": "Applied",
     }  # fmt: skip
     other = {**line, "serving": "demo/rag", "message": "of another"}
     operator = {
@@ -197,12 +198,12 @@ def test_a_name_that_is_near_is_offered() -> None:
     api.add(KVSERVINGS, serving("chart", "other"))
     with pytest.raises(NotFound, match="no KVServing chta in namespace demo; did you mean chat"):
         Ran(api)("status", "chta")
-    with pytest.raises(NotFound, match="did you mean .*chart in namespace other"):
+    with pytest.raises(NotFound, match=r"did you mean .*chart in namespace other"):
         Ran(api)("explain", "chart")
     with pytest.raises(NotFound, match="did you mean chat-t1"):
         Ran(api)("trials", "chat-t2")
     api.refused[("list", "kvservings")] = Forbidden("list", "kvservings", "demo")
-    with pytest.raises(NotFound, match="no KVServing chta in namespace demo$"):
+    with pytest.raises(NotFound, match=r"no KVServing chta in namespace demo$"):
         Ran(api)("status", "chta")
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from rich.text import Text
@@ -20,10 +21,17 @@ from kvserving_tuner import reasons
 
 HELP = "say why the last decision was taken, in words and numbers"
 LATEST_EVENTS = 5
-DIAGNOSES = sentences(reasons.DiagnosisKind)
-ACTIONS = sentences(reasons.Action)
-REASONS = sentences(reasons.Reason)
 GOOD_WHEN_FALSE = (ConditionType.PROGRESSING, ConditionType.DEGRADED, ConditionType.ROLLED_BACK)
+
+
+@cache
+def meanings() -> Mapping[str, Mapping[str, str]]:
+    """What the words of a decision mean: of its diagnosis, its action and its reason."""
+    return {
+        "diagnosis": sentences(reasons.DiagnosisKind),
+        "action": sentences(reasons.Action),
+        "reason": sentences(reasons.Reason),
+    }
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -77,10 +85,9 @@ def explained(
         yield from _why_not(status)
     else:
         yield _text(f"Decision {decision['id']}, {age(decision['at'], now)} ago")
-        yield _text(f"Found:   {_worded(decision['diagnosis'], DIAGNOSES)}")
-        action = f"{decision['action']}: {ACTIONS.get(decision['action'], '')}".rstrip(": ")
-        yield _text(f"Decided: {action}")
-        yield _text(f"Because: {_worded(decision['reason'], REASONS)}")
+        yield _text(f"Found:   {_worded(decision['diagnosis'], meanings()['diagnosis'])}")
+        yield _text(f"Decided: {_worded(decision['action'], meanings()['action'])}")
+        yield _text(f"Because: {_worded(decision['reason'], meanings()['reason'])}")
         yield _text(f"         {decision['message']}")
         if decision.get("knob"):
             yield _text(

@@ -24,6 +24,7 @@ from kvserving_tuner.view import engines_table, problems_text
 
 HELP = "show KV use, TTFT, TPOT and queue of each engine"
 INTERVAL_SECONDS = 5.0
+WIDTH = 132
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +70,7 @@ def run(context: Context) -> None:
         }
         document(context.out, options.output, answer)
         return
-    context.out.print(shown(seen, serving))
+    context.out.print(shown(seen, serving), width=min(context.out.width, WIDTH))
 
 
 def _look(context: Context, engines: Engines) -> Observation | None:
