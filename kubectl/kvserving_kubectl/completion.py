@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-import argcomplete
+from argcomplete.finders import CompletionFinder
 
 from kvserving_kubectl.parser import PROGRAM, build_parser
 
@@ -48,7 +48,7 @@ def completions(words: Sequence[str]) -> list[str]:
     os.environ.update(given)
     answer = io.StringIO()
     try:
-        finder = argcomplete.CompletionFinder()
+        finder = CompletionFinder()
         finder(build_parser(), exit_method=lambda _: None, output_stream=answer, append_space=False)
     finally:
         for name, value in before.items():

@@ -17,6 +17,10 @@ from kvserving_tuner.settings import Slo, Windows
 from kvserving_tuner.sources.base import Attempt, EngineTarget, Histories
 
 CONCURRENCY = 8
+WINDOWED = (
+    "tokensPerSecond", "requestsPerSecond", "preemptionsPerSecond", "ttftSeconds", "tpotSeconds",
+)  # fmt: skip
+"""Numbers that take two looks."""
 
 
 def engine_pods(api: Api, namespace: str, name: str) -> list[Object]:
@@ -91,8 +95,6 @@ def slo_of(spec: Mapping[str, Any]) -> Slo:
 
 def numbers(engine: EngineObservation, percentile: float) -> dict[str, Any]:
     """One engine's numbers for programs; None where a number is not known."""
-    full = engine.full
-    known = isinstance(full, Window)
     found: dict[str, Any] = {
         "pod": engine.target,
         "kvUsage": _plain(engine.kv_usage_max),
@@ -100,15 +102,16 @@ def numbers(engine: EngineObservation, percentile: float) -> dict[str, Any]:
         "waiting": _plain(engine.waiting),
         "maxActiveSeqs": _plain(engine.max_active_seqs),
     }
-    rates = ("generation_tokens", "finished", "preemptions")
-    names = ("tokensPerSecond", "requestsPerSecond", "preemptionsPerSecond")
-    for rate, name in zip(rates, names, strict=True):
-        found[name] = _plain(full.per_second(getattr(full, rate))) if known else None
-    for latency in ("ttft", "tpot"):
-        found[f"{latency}Seconds"] = (
-            _interval(getattr(full, latency), percentile) if known else None
-        )
-    return found
+    full = engine.full
+    if not isinstance(full, Window):
+        return found | dict.fromkeys(WINDOWED)
+    return found | {
+        "tokensPerSecond": _plain(full.per_second(full.generation_tokens)),
+        "requestsPerSecond": _plain(full.per_second(full.finished)),
+        "preemptionsPerSecond": _plain(full.per_second(full.preemptions)),
+        "ttftSeconds": _interval(full.ttft, percentile),
+        "tpotSeconds": _interval(full.tpot, percentile),
+    }
 
 
 def _plain(reading: Reading) -> float | None:

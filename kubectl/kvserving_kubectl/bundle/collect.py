@@ -14,7 +14,7 @@ import yaml
 from kvserving_kubectl.api import Api, Object
 from kvserving_kubectl.bundle.redact import Redactor
 from kvserving_kubectl.engines import metrics_text
-from kvserving_kubectl.errors import PluginError
+from kvserving_kubectl.errors import NotInstalled, PluginError
 from kvserving_kubectl.history import OPERATOR
 from kvserving_kubectl.resources import (
     DEFINITIONS,
@@ -203,6 +203,11 @@ class Collector:
     def _list(self, resource: Resource, namespace: str, query: dict[str, str]) -> list[Object]:
         try:
             return self._api.list(resource, namespace, query or None)
+        except NotInstalled as error:
+            # Not every cluster has the Gateway API.
+            if resource is not HTTPROUTES:
+                self._missing(resource.full_name, error)
+            return []
         except PluginError as error:
             self._missing(f"{resource.full_name} of {namespace or 'the cluster'}", error)
             return []

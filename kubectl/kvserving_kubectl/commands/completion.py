@@ -6,7 +6,7 @@ kubectl_complete-kvserving on PATH: nothing has to be set up for it.
 
 import argparse
 
-import argcomplete
+from argcomplete.shell_integration import shellcode
 
 from kvserving_kubectl.context import Context
 
@@ -23,5 +23,5 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(context: Context) -> None:
     """Print it."""
     shell = context.options.shell
-    script = argcomplete.shellcode([PROGRAM], shell=shell)  # type: ignore[no-untyped-call,unused-ignore]
+    script = shellcode([PROGRAM], shell=shell)
     context.out.print(script, markup=False, highlight=False, soft_wrap=True)

@@ -85,10 +85,10 @@ def paused(serving: Object, trials: list[Object]) -> list[Change]:
     for trial in mine(serving, trials):
         control = trial["spec"].get("control", Control.RUN.value)
         if control == Control.RUN.value:
-            patch = {"spec": {"control": Control.PAUSE.value}}
+            stop = {"spec": {"control": Control.PAUSE.value}}
             name = trial["metadata"]["name"]
             words = "its clocks and probes stop; engines keep what they have"
-            changes.append(Change(KVTRIALS, where[0], name, patch, words))
+            changes.append(Change(KVTRIALS, where[0], name, stop, words))
     return changes
 
 

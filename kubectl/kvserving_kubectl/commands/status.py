@@ -20,6 +20,7 @@ from kvserving_operator.api.reasons import ConditionType
 HELP = "show KVServings, or one of them whole"
 INTERVAL_SECONDS = 2.0
 COLUMNS = ("NAME", "READY", "KV", "SEQS", "MODE", "GATE", "TRIAL", "REASON", "AGE")
+POD_COLUMNS = ("POD", "STATE", "KV", "SEQS", "RESTARTS", "NODE", "MESSAGE")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -141,14 +142,14 @@ def whole(serving: Object, trials: Sequence[Object], now: datetime) -> Group:
          p.get("node"), p.get("message"))
         for p in status.get("pods") or ()
     ]  # fmt: skip
-    columns = ("POD", "STATE", "KV", "SEQS", "RESTARTS", "NODE", "MESSAGE")
-    parts += [table(columns, pods, "Engines")] if pods else []
+    parts += [table(POD_COLUMNS, pods, "Engines")] if pods else []
     promoted = [
         (p["field"], p["value"], p.get("trial") or p.get("decision"), age(p.get("at"), now))
         for p in status.get("promoted") or ()
     ]
-    columns = ("FIELD", "VALUE", "BY", "AGE")
-    parts += [table(columns, promoted, "In force in place of the spec's")] if promoted else []
+    if promoted:
+        title = "In force in place of the spec's"
+        parts.append(table(("FIELD", "VALUE", "BY", "AGE"), promoted, title))
     trial = lookup.under_way(trials)
     if trial is not None:
         told = trial.get("status") or {}
