@@ -10,7 +10,7 @@ from rich.console import Console
 from kvserving_kubectl.api import Object
 from kvserving_kubectl.context import Context
 from kvserving_kubectl.errors import NotFound, PluginError
-from kvserving_kubectl.parser import COMMANDS, build_parser
+from kvserving_kubectl.parser import build_parser, command
 from kvserving_kubectl.resources import Resource
 
 NOW = 1_800_000_000.0
@@ -152,7 +152,7 @@ class Ran:
 
     def __call__(self, *argv: str) -> str:
         """Run it, and give what it printed."""
-        options = build_parser().parse_args(argv)
+        options = build_parser(argv).parse_args(argv)
         context = Context(
             options,
             self.api,
@@ -162,7 +162,7 @@ class Ran:
             clock=lambda: self.now,
             sleep=self._sleep,
         )
-        COMMANDS[options.command].run(context)
+        command(options.command).run(context)
         return self.out
 
     @property

@@ -1,5 +1,6 @@
 """`kubectl-kvserving`: what kubectl runs for `kubectl kvserving`."""
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -17,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from kvserving_kubectl.context import Context
         from kvserving_kubectl.errors import PluginError
         from kvserving_kubectl.output import PIPE_WIDTH
-        from kvserving_kubectl.parser import COMMANDS, build_parser
+        from kvserving_kubectl.parser import build_parser, command
         from kvserving_tuner.errors import TunerError
     except ModuleNotFoundError as error:
         sys.stderr.write(
@@ -25,7 +26,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             "pip install 'kvserving[kubectl]'\n"
         )
         return 2
-    parser = build_parser()
+    # A shell's completion calls the program without words: the line is in the environment.
+    words = (sys.argv[1:] if argv is None else list(argv)) or os.environ.get(
+        "COMP_LINE", ""
+    ).split()
+    parser = build_parser(words)
     argcomplete.autocomplete(parser)
     options = parser.parse_args(argv)
     connection = Connection(
@@ -35,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     out, err = Console(width=width), Console(stderr=True)
     context = Context(options, KubectlApi(connection), out, err)
     try:
-        COMMANDS[options.command].run(context)
+        command(options.command).run(context)
     except PluginError as error:
         if str(error):
             context.note(f"error: {error}")

@@ -49,7 +49,12 @@ def completions(words: Sequence[str]) -> list[str]:
     answer = io.StringIO()
     try:
         finder = CompletionFinder()
-        finder(build_parser(), exit_method=lambda _: None, output_stream=answer, append_space=False)
+        finder(
+            build_parser(typed),
+            exit_method=lambda _: None,
+            output_stream=answer,
+            append_space=False,
+        )
     finally:
         for name, value in before.items():
             if value is None:

@@ -25,6 +25,12 @@ _UNKNOWN_KIND = (
     "doesn't have a resource type",
     "no matches for kind",
 )
+_CONNECTION = (
+    "connect", "dial ", "timeout", "timed out", "no such host", "lookup ", "tls", "x509", "eof",
+    "net/http", "no configuration", "does not exist", "kubeconfig", "config file",
+    "getting credentials", "unreachable", "proxy", "no such file",
+)  # fmt: skip
+"""Words of errors on the way to a server; all other errors are about what was asked."""
 _UNAUTHORIZED = ("must be logged in", "unauthorized", "provide credentials")
 
 
@@ -66,6 +72,8 @@ def failure(call: Call, stderr: str, context: str) -> PluginError:
         return Unauthorized(f"the API server of {where} does not accept these credentials: {told}")
     if found:
         return Refused(f"{call.verb} {call.target} {call.name}: {message}".replace("  ", " "))
+    if told and not any(words in lowered for words in _CONNECTION):
+        return Refused(told.removeprefix("error: "))
     return NoConnection(
         f"no connection to the cluster of {where}: {told or 'kubectl said nothing'}"
     )

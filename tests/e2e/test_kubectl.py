@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from harness import trials
-from harness.kube import KUBECTL, KVSERVING, Kube, condition
+from harness.kube import KUBECTL, KVSERVING, Kube
 from harness.manifests import tiny_engine, tiny_serving
 from harness.serving import wait_condition, wait_ready
 from harness.trials import TRIAL, wait_trial
@@ -214,22 +214,26 @@ def test_errors_say_what_is_missing(plugin: Plugin, tmp_path: Path) -> None:
     assert "no connection" in plugin("status", "--kubeconfig", str(nowhere), status=1)
 
 
-def test_those_who_may_view_need_no_more_for_status(kube: Kube, plugin: Plugin) -> None:
-    binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "RoleBinding",
-        "metadata": {"name": "viewer"},
-        "roleRef": {
-            "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view",
-        },
-        "subjects": [
-            {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "viewer"}
-        ],
-    }  # fmt: skip
-    kube.apply(binding, plugin.namespace)
+@pytest.fixture
+def bound(kube: Kube, serving: str) -> None:
+    """Users `viewer` and `editor`, who have the roles of every cluster in this namespace."""
+    for user, role in (("viewer", "view"), ("editor", "edit")):
+        group = "rbac.authorization.k8s.io"
+        binding = {
+            "apiVersion": f"{group}/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": user},
+            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": role},
+            "subjects": [{"apiGroup": group, "kind": "User", "name": user}],
+        }
+        kube.apply(binding, serving)
+
+
+def test_roles_of_every_cluster_are_enough(plugin: Plugin, bound: None) -> None:
     for command in (["status"], ["explain", NAME], ["history", NAME], ["trials"]):
         plugin(*command, "--as", "viewer")
     assert "engines cannot be read" in plugin("top", NAME, "--as", "viewer")
     told = plugin("pause", NAME, "--yes", "--as", "viewer", status=1)
     assert "the verb patch on kvservings.kvserving.dev" in told
-    assert condition(kube.get(KVSERVING, NAME, plugin.namespace), "Ready")["status"] == "True"
+    assert "KV use" in plugin("top", NAME, "--interval", "1", "--as", "editor")
+    assert "nothing was changed" in plugin("pause", NAME, "--dry-run", "--as", "editor")

@@ -1,1 +1,1 @@
-"""Commands of the plugin, one module each: `HELP`, `configure(parser)` and `run(context)`."""
+"""Commands of the plugin, one module each: `configure(parser)` and `run(context)`."""

@@ -10,7 +10,6 @@ from argcomplete.shell_integration import shellcode
 
 from kvserving_kubectl.context import Context
 
-HELP = "print the completion of a shell"
 SHELLS = ("bash", "zsh", "fish", "powershell")
 PROGRAM = "kubectl-kvserving"
 

@@ -19,7 +19,6 @@ from kvserving_operator.api.docs import sentences
 from kvserving_operator.api.reasons import ConditionType, Reason
 from kvserving_tuner import reasons
 
-HELP = "say why the last decision was taken, in words and numbers"
 LATEST_EVENTS = 5
 GOOD_WHEN_FALSE = (ConditionType.PROGRESSING, ConditionType.DEGRADED, ConditionType.ROLLED_BACK)
 

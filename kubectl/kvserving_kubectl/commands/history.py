@@ -11,7 +11,6 @@ from kvserving_kubectl.history import Entry, decisions_of, events_of, timeline
 from kvserving_kubectl.options import add_output, add_serving
 from kvserving_kubectl.output import document, say, table
 
-HELP = "show what was decided, tried, promoted and rolled back"
 OPERATOR_NAMESPACE = "kvserving-system"
 LIMIT = 50
 

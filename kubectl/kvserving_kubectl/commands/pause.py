@@ -16,7 +16,6 @@ from kvserving_kubectl.resources import KVSERVINGS, KVTRIALS
 from kvserving_operator.api.v1alpha1 import Control, TuningMode
 from kvserving_operator.kinds import API_GROUP
 
-HELP = "stop tuning, of one or of all"
 MODE_ANNOTATION = f"{API_GROUP}/paused-mode"
 """Mode that a KVServing had before it was paused."""
 DEFAULT_MODE = TuningMode.RECOMMEND.value

@@ -17,7 +17,6 @@ from kvserving_kubectl.resources import KVSERVINGS
 from kvserving_kubectl.validation import capacity, check
 from kvserving_kubectl.validation.documents import Document, Fault, read
 
-HELP = "say what applying manifests would do to what runs"
 COLUMNS = ("FIELD", "FROM", "TO", "EFFECT", "MESSAGE")
 
 

@@ -11,8 +11,6 @@ from kvserving_kubectl.output import say
 from kvserving_kubectl.resources import KVTRIALS
 from kvserving_operator.api.v1alpha1 import Control, TrialState
 
-HELP = "approve a trial"
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Say what the command takes."""

@@ -17,8 +17,6 @@ from kvserving_kubectl.output import say
 from kvserving_kubectl.resources import KVSERVINGS, KVTRIALS
 from kvserving_operator.api.v1alpha1 import Control, TuningMode
 
-HELP = "tune again what was paused"
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Say what the command takes."""

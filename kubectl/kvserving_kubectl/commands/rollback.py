@@ -17,7 +17,6 @@ from kvserving_kubectl.output import say
 from kvserving_kubectl.resources import KVPOLICIES, KVSERVINGS, KVTRIALS
 from kvserving_operator.api.v1alpha1 import Control, EvictionPolicy, KVCacheDType
 
-HELP = "end a trial, or take back what was promoted"
 SIXTEEN_BITS = (KVCacheDType.AUTO, KVCacheDType.BFLOAT16, KVCacheDType.FLOAT16)
 NO_EVICTION = {"policy": EvictionPolicy.NONE.value}
 DTYPE, EVICTION, CAP = "KVCacheDType", "Eviction", "MaxActiveSeqs"

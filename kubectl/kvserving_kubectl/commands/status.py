@@ -17,7 +17,6 @@ from kvserving_kubectl.output import age, document, printable, table
 from kvserving_kubectl.resources import KVSERVINGS, KVTRIALS
 from kvserving_operator.api.reasons import ConditionType
 
-HELP = "show KVServings, or one of them whole"
 INTERVAL_SECONDS = 2.0
 COLUMNS = ("NAME", "READY", "KV", "SEQS", "MODE", "GATE", "TRIAL", "REASON", "AGE")
 POD_COLUMNS = ("POD", "STATE", "KV", "SEQS", "RESTARTS", "NODE", "MESSAGE")

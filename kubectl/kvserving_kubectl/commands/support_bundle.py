@@ -19,7 +19,6 @@ from kvserving_kubectl.errors import UsageError
 from kvserving_kubectl.options import add_all_namespaces, add_serving
 from kvserving_kubectl.output import say
 
-HELP = "collect what helps others to help, without secrets"
 LOG_LINES = 5000
 
 

@@ -22,7 +22,6 @@ from kvserving_kubectl.output import document, say, table
 from kvserving_tuner.observation import Observation
 from kvserving_tuner.view import engines_table, problems_text
 
-HELP = "show KV use, TTFT, TPOT and queue of each engine"
 INTERVAL_SECONDS = 5.0
 WIDTH = 132
 

@@ -16,7 +16,6 @@ from kvserving_kubectl.output import age, document, printable, say, table
 from kvserving_kubectl.resources import KVTRIALS
 from kvserving_operator.api.v1alpha1 import RequestedBy
 
-HELP = "list trials, or show one with its evidence"
 COLUMNS = ("NAME", "SERVING", "CHANGE", "STATE", "STEP%", "VERDICT", "REASON", "BY", "AGE")
 
 

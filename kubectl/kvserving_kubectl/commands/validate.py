@@ -14,8 +14,6 @@ from kvserving_kubectl.output import document, say, table
 from kvserving_kubectl.validation import capacity, check
 from kvserving_kubectl.validation.documents import Document, Fault, read
 
-HELP = "check manifests without a cluster"
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Say what the command takes."""
