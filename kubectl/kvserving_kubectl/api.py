@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from urllib.parse import urlencode
 
 from kvserving_kubectl.errors import NoConnection
-from kvserving_kubectl.failures import Call, failure
+from kvserving_kubectl.failures import READ_CONFIG, Call, failure
 from kvserving_kubectl.resources import Resource
 
 Object = dict[str, Any]
@@ -93,7 +93,7 @@ class KubectlApi:
 
     def default_namespace(self) -> str:
         """Namespace of the kubeconfig's context; `default` where it names none."""
-        call = Call("view", None, "", "")
+        call = Call(READ_CONFIG, None, "", "")
         found = self._run(["config", "view", "--minify", "-o", "jsonpath={..namespace}"], call)
         return found.strip() or "default"
 

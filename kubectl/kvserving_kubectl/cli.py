@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "COMP_LINE", ""
     ).split()
     parser = build_parser(words)
-    argcomplete.autocomplete(parser)
+    argcomplete.autocomplete(parser, always_complete_options=False)
     options = parser.parse_args(argv)
     connection = Connection(
         options.kubeconfig, options.context, options.request_timeout, getattr(options, "as")

@@ -34,6 +34,10 @@ _CONNECTION = (
 _UNAUTHORIZED = ("must be logged in", "unauthorized", "provide credentials")
 
 
+READ_CONFIG = "view"
+"""Verb of a look into the kubeconfig, which is no call to a server."""
+
+
 @dataclass(frozen=True)
 class Call:
     """One call: its verb as roles spell it, and what it was about."""
@@ -57,6 +61,8 @@ def failure(call: Call, stderr: str, context: str) -> PluginError:
     """The error that kubectl's last words stand for."""
     told = " ".join(line for line in stderr.splitlines() if not line.startswith("Warning:")).strip()
     where = f"context {context}" if context else "the current context"
+    if call.verb == READ_CONFIG:
+        return NoConnection(f"the kubeconfig leads to no cluster: {told.removeprefix('error: ')}")
     found = _FROM_SERVER.search(told)
     reason, message = (found["reason"] or "", found["message"]) if found else ("", told)
     if reason == "Forbidden" or _DENIED.search(told):

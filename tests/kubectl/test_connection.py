@@ -20,7 +20,7 @@ from kvserving_kubectl.errors import (
     Refused,
     Unauthorized,
 )
-from kvserving_kubectl.failures import Call, failure
+from kvserving_kubectl.failures import READ_CONFIG, Call, failure
 from kvserving_kubectl.parser import COMMANDS
 from kvserving_kubectl.resources import KVSERVINGS, KVTRIALS, PODS
 
@@ -66,6 +66,13 @@ def test_each_failure_says_what_is_missing(told: str, kind: type, words: str) ->
     error = failure(call, told, "prod")
     assert type(error) is kind
     assert words in str(error)
+
+
+def test_a_kubeconfig_without_a_context_is_named() -> None:
+    told = "error: current-context must exist in order to minify"
+    error = failure(Call(READ_CONFIG, None, "", ""), told, "")
+    assert type(error) is NoConnection
+    assert str(error) == f"the kubeconfig leads to no cluster: {told[7:]}"
 
 
 def test_a_resource_that_a_cluster_may_lack_is_named_for_itself() -> None:
@@ -209,6 +216,8 @@ def test_names_are_completed_from_the_cluster(kubectl: Path) -> None:
     items = [{"metadata": {"name": name}} for name in ("chat", "chart", "rag")]
     (kubectl / "out").write_text(json.dumps({"items": items}))
     assert ["chart", "chat"] == complete("status", "-n", "demo", "ch")[0]
+    # Options are offered once a dash is typed.
+    assert ["chart", "chat", "rag"] == complete("status", "")[0]
     assert "/namespaces/demo/" in calls(kubectl)[-1][-1]
     assert "--request-timeout=2s" in calls(kubectl)[-1]
 

@@ -135,7 +135,8 @@ def whole(serving: Object, trials: Sequence[Object], now: datetime) -> Group:
         )
         for c in status.get("conditions") or ()
     ]
-    parts.append(table(("CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE"), rows, "Conditions"))
+    columns = ("CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE")
+    parts += [table(columns, rows, "Conditions")] if rows else []
     pods = [
         (p["name"], p["state"], p.get("kvCacheDtype"), p.get("maxActiveSeqs"), p.get("restarts", 0),
          p.get("node"), p.get("message"))
