@@ -54,6 +54,7 @@ def completions(words: Sequence[str]) -> list[str]:
             exit_method=lambda _: None,
             output_stream=answer,
             append_space=False,
+            always_complete_options=False,
         )
     finally:
         for name, value in before.items():

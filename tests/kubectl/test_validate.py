@@ -148,6 +148,8 @@ def test_a_fault_names_file_line_object_field_what_was_expected_and_what_came() 
         ("  podTemplate: {env: [{name: A}, {name: A}]}\n",
          "spec.podTemplate.env: expected entries that differ in their name"),
         ("  model: {uri: s3://x/y}\n", "spec.model: stands twice"),
+        ("  podTemplate: {resources: {limits: {memory: 9223372036854775808}}}\n",
+         "spec.podTemplate.resources.limits.memory: expected a whole number of 64 bits, or a text"),
         ("  kvCache: []\n", "spec.kvCache: expected a mapping, got []"),
     ],
 )  # fmt: skip

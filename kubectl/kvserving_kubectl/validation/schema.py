@@ -15,6 +15,7 @@ from jsonschema.validators import extend
 from kvserving_kubectl.validation.documents import Place
 
 Schema = Mapping[str, Any]
+INT_OR_STRING = "x-kubernetes-int-or-string"
 KEPT = "x-kubernetes-preserve-unknown-fields"
 LIST_TYPE, MAP_KEYS = "x-kubernetes-list-type", "x-kubernetes-list-map-keys"
 TYPES = {
@@ -117,6 +118,8 @@ def _sentence(kind: str, wanted: Any, value: Any) -> str:
         return f"expected entries that differ in their {', '.join(wanted)}"
     if kind == "anyOf":
         return f"expected a whole number or a text, {got}"
+    if kind == INT_OR_STRING:
+        return f"expected a whole number of 64 bits, or a text, {got}"
     if kind == "format":
         return f"expected {wanted}, {got}"
     raise TypeError(f"expected a key of a structural schema, got {kind}")
@@ -170,9 +173,21 @@ def _has_format(
             datetime.fromisoformat(value)
         except ValueError:
             yield ValidationError("no moment")
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if wanted in ("int32", "int64") and whole and value.bit_length() >= int(wanted[3:]):
+    if wanted in ("int32", "int64") and _is_larger(value, int(wanted[3:])):
         yield ValidationError("too large")
+
+
+def _is_int64(
+    validator: Any, wanted: bool, value: Any, schema: Schema
+) -> Iterator[ValidationError]:
+    if wanted and _is_larger(value, 64):
+        yield ValidationError("too large")
+
+
+def _is_larger(value: Any, bits: int) -> bool:
+    """Whether a whole number does not fit into so many bits, its sign included."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return is_whole and not -(1 << (bits - 1)) <= value < 1 << (bits - 1)
 
 
 def _matches(validator: Any, wanted: str, value: Any, schema: Schema) -> Iterator[ValidationError]:
@@ -183,5 +198,11 @@ def _matches(validator: Any, wanted: str, value: Any, schema: Schema) -> Iterato
 
 _Validator: Any = extend(
     Draft202012Validator,
-    {LIST_TYPE: _is_set, MAP_KEYS: _is_map, "format": _has_format, "pattern": _matches},
+    {
+        LIST_TYPE: _is_set,
+        MAP_KEYS: _is_map,
+        "format": _has_format,
+        "pattern": _matches,
+        INT_OR_STRING: _is_int64,
+    },
 )
