@@ -65,6 +65,8 @@ def chosen(api: Api, namespace: str, name: str, wanted: str) -> Object | None:
 
 
 def _one(api: Api, resource: Resource, namespace: str, name: str) -> Object:
+    if not namespace:
+        raise UsageError("--all-namespaces: expected no name beside it")
     try:
         return api.get(resource, namespace, name)
     except NotFound:

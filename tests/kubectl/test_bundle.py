@@ -66,6 +66,16 @@ NAMED = (
 )  # fmt: skip
 """Places by whose name a secret of any form is known."""
 
+FIELDS: tuple[Any, ...] = (
+    {"token": "{}"}, {"accessToken": "{}"}, {"password": "{}"}, {"apiKey": "{}"},
+    {"api_key": ["{}"]}, {"secret": {"a": {"token": "{}"}}}, {"HF_TOKEN": "{}"},
+    {"authorization": "{}"}, {"auth": "{}"}, {"clientSecret": "{}"}, {"private-key": "{}"},
+    {"note": '{"token":"{}"}'}, {"note": "password: my {} phrase"}, {"dsn": "{}"},
+    {"env": [{"name": "X", "value": "{}"}]}, {"args": ["--api-key", "a", "{}"]},
+    {"extraArgs": ["--hf-token={}"]}, {"command": ["sh", "-c", "serve --api-key {} --port 1"]},
+)  # fmt: skip
+"""Fields of an object that hold a secret of any form."""
+
 PLAIN = "hunter2correcthorse"
 PROMPT = "My diagnosis is rare and I live in Elm Street"
 PROMPT_LINES = (
@@ -80,6 +90,10 @@ PROMPT_LINES = (
     "WARNING prompt is {}",
     "completion: {}",
     "INFO prompts: [\n{}\n  and more {}\nINFO next",
+    'INFO prompt: "\n{{"symptom": "{}"}}\n[{}]"\nINFO next',
+    "INFO prompt: x\nError: {}\n  File {}",
+    '{{"level": "info", "message": "Received request cmpl-1: prompt: {}"}}',
+    '{{"level": "info", "detail": {{"text": "messages=[{}]"}}}}',
 )
 
 
@@ -152,6 +166,34 @@ def test_secrets_that_are_known_by_form_are_nowhere(
 def test_secrets_that_are_known_by_name_are_nowhere(frame: str, tmp_path: Path) -> None:
     files = bundle(everywhere(frame.format(PLAIN)), tmp_path / "b.tar.gz")
     assert [] == leaks(files, PLAIN)
+
+
+@pytest.mark.parametrize("field", FIELDS, ids=str)
+def test_secrets_in_fields_that_are_named_so_are_taken_out(field: Any) -> None:
+    body = json.loads(json.dumps(field).replace("{}", PLAIN))
+    assert PLAIN not in json.dumps(Redactor().object({"spec": body}))
+    assert PLAIN not in Redactor().log(json.dumps({"level": "info", "spec": body}))
+
+
+@pytest.mark.parametrize("name", ["password", "token", "apiKey", "secret"])
+def test_a_secret_may_be_a_number(name: str) -> None:
+    assert "12345678" not in json.dumps(Redactor().value({name: 12_345_678}))
+    assert "12345678" not in json.dumps(Redactor().value({name: "12345678"}))
+
+
+@pytest.mark.parametrize(
+    "name", ["maxNumBatchedTokens", "kvCacheTokens", "sinkTokens", "windowTokens", "token_ids",
+             "max_tokens", "tokenizer", "tokens_per_second", "maxScheduledTokens"]
+)  # fmt: skip
+def test_numbers_of_tokens_of_text_stay(name: str) -> None:
+    assert {name: 4096} == Redactor().value({name: 4096})
+    assert f"{name}=4096" == Redactor().text(f"{name}=4096")
+
+
+def test_an_engines_last_words_have_no_prompt() -> None:
+    found = event("RolloutFailed", f"ended: Received request x: prompt: '{PROMPT}'")
+    assert "Elm Street" not in json.dumps(Redactor().object(found))
+    assert "ended: " in Redactor().object(found)["message"]
 
 
 def test_keys_of_many_lines_are_nowhere(tmp_path: Path) -> None:

@@ -47,6 +47,12 @@ def test_programs_get_json_and_yaml_that_say_the_same(command: list[str]) -> Non
     assert as_json
 
 
+@pytest.mark.parametrize("command", ["status", "trials", "support-bundle"])
+def test_a_name_is_of_one_namespace(command: str) -> None:
+    with pytest.raises(UsageError, match="--all-namespaces: expected no name beside it"):
+        Ran(demo())(command, "chat", "-A")
+
+
 def test_a_watch_looks_as_often_as_it_is_asked_to() -> None:
     ran = Ran(demo())
     ran("status", "--watch", "--turns", "3", "--interval", "7")

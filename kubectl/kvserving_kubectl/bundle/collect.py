@@ -4,6 +4,7 @@ No Secret and no ConfigMap is read: they hold tokens, and prompts of users' own.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ OURS = (KVSERVINGS, KVPOLICIES, KVTRIALS)
 CHILDREN = (PODS, SERVICES, DEPLOYMENTS, HTTPROUTES)
 OPERATOR_METRICS_PORT = 9090
 CONCURRENCY = 4
+_STAMP = re.compile(r"\d{4}-\d{2}-\d{2}T[0-9:.]+(Z|[+-]\d{2}:\d{2})$")
 
 
 @dataclass
@@ -240,7 +242,7 @@ def _logged(redactor: Redactor, text: str) -> Iterator[str]:
     stamps, lines = [], []
     for line in text.splitlines():
         stamp, space, rest = line.partition(" ")
-        stamps.append(stamp if space and stamp[:2] == "20" else "")
+        stamps.append(stamp if space and _STAMP.match(stamp) else "")
         lines.append(rest if stamps[-1] else line)
     yield from (f"{stamp} {line}".strip() + "\n" for stamp, line in redactor.lines(stamps, lines))
 

@@ -21,8 +21,8 @@ _TELLTALE = (
 )
 """A name with one of these words in it is that of a secret."""
 _COUNTED = re.compile(
-    r"tokens?(?:$|_?(?:per|ids?$|izer|count|total|limit|s$)|izer)|max|num|batched|budget|window|sink"
-    r"|chunk|prompt|generation|iteration|cache|KVCacheTokens",
+    r"tokens(?:$|[_-]?(?:per|count|total|limit))|tokens?[_-]?ids?$|tokeniz|max|num|batched|budget"
+    r"|window|sink|chunk|iteration|(?:cache|generation|prompt|scheduled)[_-]?tokens",
     re.IGNORECASE,
 )
 """Words by which a name with `token` in it is of tokens of text, and its number no secret."""
@@ -99,6 +99,10 @@ _NAMED = re.compile(
     r"|[^\s,;}\])\"']+(?:\s+(?=[^\s=:]+$)[^\s]+)?)",
     re.IGNORECASE,
 )
+_PHRASE = re.compile(
+    r"(pass(?:word|wd|phrase)s?[\"']?\s*[:=]\s*)(?![\s\"'\[{])[^\n,;\"']+", re.IGNORECASE
+)
+"""A password may have blanks in it."""
 _FLAG = re.compile(
     rf"(?P<name>--?{_TELLTALE})(?P<join>\s+)(?P<value>(?!-)[^\s\"']+)", re.IGNORECASE
 )
@@ -109,9 +113,12 @@ _PROMPT = re.compile(
     re.IGNORECASE,
 )
 _LOG_HEAD = re.compile(
-    r"^(?:\([A-Za-z_ ]+\S* pid=\d+\)\s|\[|\{|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL|TRACE)\b"
-    r"|\d{4}-\d{2}-\d{2}|Traceback |  File |\S+Error\b)"
+    r"^(?:\([A-Za-z_ ]+\S* pid=\d+\)\s|\[?\d{4}-\d{2}-\d{2}[ T]"
+    r"|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL|TRACE)[: \[]|Traceback \(most recent call last\))"
 )
+"""How a new record of a log begins."""
+_LOG_KEYS = frozenset({"level", "severity", "time", "timestamp", "schema", "asctime"})
+"""Fields of a record of a log that is JSON."""
 _KEY_BEGINS, _KEY_ENDS = "-----BEGIN ", "-----END "
 _NUMBER = re.compile(r"^[\"']?-?[0-9][0-9.,_e+-]*[A-Za-z%]{0,2}[\"']?$")
 _PLAIN_WORDS = ("none", "null", "true", "false", "auto", "unset", "default", "disabled", "enabled")
@@ -132,6 +139,7 @@ class Redactor:
         text = _SCHEMES.sub(rf"\1\2{GONE}", text)
         text = _USER_IN_URL.sub(rf"\1{GONE}@", text)
         text = _IN_QUERY.sub(rf"\1{GONE}", text)
+        text = _PHRASE.sub(rf"\1{GONE}", text)
         text = _FLAG.sub(_without_value, text)
         return _NAMED.sub(_without_value, text)
 
@@ -157,9 +165,10 @@ class Redactor:
                 yield stamp, f"{self.text(line[: line.index(_KEY_BEGINS)])}{GONE}"
                 continue
             document = _as_json(line)
-            if document is not None:
+            if document is not None and not (in_prompt and _LOG_KEYS.isdisjoint(document)):
                 in_prompt = False
-                yield stamp, json.dumps(self.value(document), ensure_ascii=False)
+                kept = _without_prompts(self.value(document))
+                yield stamp, json.dumps(kept, ensure_ascii=False)
                 continue
             found = _PROMPT.search(line)
             if found:
@@ -193,9 +202,14 @@ class Redactor:
             return {self.text(str(key)): self.value(item, str(key)) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [self.value(item, name) for item in value]
-        if isinstance(value, str):
-            return GONE if _is_secret_name(name) and not _harmless(value) else self.text(value)
-        return value
+        if isinstance(value, bool) or value is None:
+            return value
+        if _is_secret_name(name) and str(value).lower() not in _PLAIN_WORDS:
+            return GONE
+        if not isinstance(value, str):
+            return value
+        # An engine's last words may have a request in them.
+        return self.text(_without_prompts(value) if name == "message" else value)
 
     def _variable(self, entry: Any) -> Any:
         """One environment variable: its value goes unless its name is known to be harmless."""
@@ -214,12 +228,11 @@ class Redactor:
             text = str(each)
             if hidden and not text.startswith("-"):
                 found.append(GONE)
-                hidden = False
                 continue
             flag, equals, value = text.partition("=")
             named = flag.startswith("-") and _is_secret_name(flag.lstrip("-"))
             hidden = named and not equals
-            if named and equals and not _harmless(value):
+            if named and equals and value.lower() not in _PLAIN_WORDS:
                 found.append(f"{flag}={GONE}")
             else:
                 found.append(self.text(text))
@@ -238,9 +251,14 @@ def _other_secret(name: str) -> bool:
     return re.fullmatch(_TELLTALE, rest, re.IGNORECASE) is not None
 
 
-def _harmless(value: str) -> bool:
-    """Numbers, and words that say that there is nothing."""
-    return (_NUMBER.match(value) is not None and len(value) < 12) or value.lower() in _PLAIN_WORDS
+def _without_prompts(value: Any) -> Any:
+    """A value whose texts end where one of them comes to a prompt."""
+    if isinstance(value, Mapping):
+        return {key: _without_prompts(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_prompts(item) for item in value]
+    found = _PROMPT.search(value) if isinstance(value, str) and value != PROMPT_GONE else None
+    return f"{value[: found.start()]}{PROMPT_GONE}" if found else value
 
 
 def _without_value(found: re.Match[str]) -> str:

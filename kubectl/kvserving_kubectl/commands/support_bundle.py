@@ -51,8 +51,6 @@ def run(context: Context) -> None:
     options, now = context.options, context.now
     namespace = context.namespace
     if options.name:
-        if not namespace:
-            raise UsageError("--all-namespaces: expected no name of a KVServing beside it")
         lookup.serving(context.api, namespace, options.name)
     wanted = Wanted(
         (namespace,) if namespace else (),
