@@ -229,8 +229,9 @@ def test_files_have_to_be_named_and_readable(tmp_path: Path) -> None:
 
 
 def test_the_examples_are_valid() -> None:
-    files = [str(path) for path in sorted((ROOT / "examples").rglob("*.yaml"))]
-    out = Ran(demo())("validate", *files)
+    with pytest.raises(UsageError, match="-R looks into the folders"):
+        Ran(demo())("validate", str(ROOT / "examples"))
+    out = Ran(demo())("validate", "-R", str(ROOT / "examples"))
     assert "none faulty" in out
     assert not out.startswith("0 valid")
 

@@ -33,7 +33,7 @@ def run(context: Context) -> None:
     if options.config is not None:
         model = capacity.Model.read(options.config, options.weights_gib)
     answers: list[dict[str, Any]] = []
-    for found in read(files_of(options)):
+    for found in read(files_of(options), recursive=options.recursive):
         faults = [found] if isinstance(found, Fault) else _faults(found)
         for fault in faults:
             faulty = True

@@ -28,6 +28,7 @@ def add_files(parser: argparse.ArgumentParser) -> None:
         "-f", "--filename", action="append", default=[], metavar="FILE",
         help="the same, spelled as kubectl does; may be repeated",
     )  # fmt: skip
+    parser.add_argument("-R", "--recursive", action="store_true", help="folders with what is below")
     add_model(parser)
 
 
@@ -54,7 +55,7 @@ def run(context: Context) -> None:
     faults: list[Fault] = []
     good: list[Document] = []
     others = 0
-    for found in read(files_of(options)):
+    for found in read(files_of(options), recursive=options.recursive):
         if isinstance(found, Fault):
             faults.append(found)
         elif not check.is_ours(found):

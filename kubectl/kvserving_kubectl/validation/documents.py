@@ -61,13 +61,13 @@ class Document:
         return Fault(self.file, self.line(place), self.title, dotted(place), message)
 
 
-def read(files: Iterable[str]) -> Iterator[Document | Fault]:
+def read(files: Iterable[str], *, recursive: bool = False) -> Iterator[Document | Fault]:
     """Manifests of files, folders and the standard input; a fault for what is no YAML.
 
-    Raises UsageError where a file cannot be read.
+    Raises UsageError where a file cannot be read, or a folder has none.
     """
     for name in files:
-        for shown, text in _texts(name):
+        for shown, text in _texts(name, recursive):
             yield from parse(shown, text)
 
 
@@ -116,14 +116,18 @@ def dotted(place: Place) -> str:
     return text
 
 
-def _texts(name: str) -> Iterator[tuple[str, str]]:
+def _texts(name: str, recursive: bool) -> Iterator[tuple[str, str]]:
     if name == STDIN:
         yield "stdin", sys.stdin.read()
         return
     path = Path(name)
     files = [path]
     if path.is_dir():
-        files = sorted(each for each in path.iterdir() if each.suffix in SUFFIXES)
+        within = path.rglob("*") if recursive else path.iterdir()
+        files = sorted(each for each in within if each.suffix in SUFFIXES and each.is_file())
+        if not files:
+            hint = "" if recursive else "; -R looks into the folders in it"
+            raise UsageError(f"{name}: has no file that ends with {', '.join(SUFFIXES)}{hint}")
     for each in files:
         try:
             yield str(each), each.read_text(encoding="utf-8")
