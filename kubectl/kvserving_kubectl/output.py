@@ -6,8 +6,7 @@ from datetime import datetime
 from typing import Any
 
 import yaml
-from rich import box
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -39,20 +38,30 @@ def document(out: Console, form: str, value: Any) -> None:
     out.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "") -> Table:
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
     """A table as kubectl prints it: no frame, a dash for what is not there.
 
     Nothing in it is taken for markup, whoever wrote it.
     """
-    heading = f"\n{title}" if title else None
     made = Table(
-        box=box.SIMPLE if title else None, title=heading, title_justify="left",
-        show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold",
-    )  # fmt: skip
+        box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold"
+    )
     for column in columns:
         made.add_column(column, overflow="fold", no_wrap=column in SHORT)
     for row in rows:
         made.add_row(*(cell(value) for value in row))
+    return made
+
+
+def titled(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Group:
+    """A table under a title, apart from what stands before it."""
+    return Group(Text(f"\n{printable(title)}", style="italic"), table(columns, rows))
+
+
+def pairs(rows: Sequence[tuple[str, Any]]) -> Table:
+    """Names with their values, without those that have none."""
+    made = table(("", ""), [(name, value) for name, value in rows if value not in (None, "")])
+    made.show_header = False
     return made
 
 

@@ -14,7 +14,7 @@ from kvserving_kubectl.context import Context
 from kvserving_kubectl.errors import PluginError
 from kvserving_kubectl.history import events_of
 from kvserving_kubectl.options import add_output, add_serving
-from kvserving_kubectl.output import age, document, printable, table
+from kvserving_kubectl.output import age, document, printable, titled
 from kvserving_operator.api.docs import sentences
 from kvserving_operator.api.reasons import ConditionType, Reason
 from kvserving_tuner import reasons
@@ -96,7 +96,7 @@ def explained(
             )
         numbers = decision.get("numbers") or ()
         if numbers:
-            yield table(("NUMBER", "VALUE"), [(n["name"], n["value"]) for n in numbers], "Numbers")
+            yield titled("Numbers", ("NUMBER", "VALUE"), [(n["name"], n["value"]) for n in numbers])
     yield from _recommended(status)
     yield from _in_force(serving, status)
     yield from _tried(status, trials)
@@ -106,7 +106,7 @@ def explained(
             (age(_moment(e), now), e.get("type"), e.get("reason"), e.get("message"))
             for e in events[-LATEST_EVENTS:]
         ]
-        yield table(("AGE", "TYPE", "REASON", "MESSAGE"), rows, "Latest Events")
+        yield titled("Latest Events", ("AGE", "TYPE", "REASON", "MESSAGE"), rows)
 
 
 def _text(words: str) -> Text:

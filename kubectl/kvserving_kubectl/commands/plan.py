@@ -12,7 +12,7 @@ from kvserving_kubectl.context import Context
 from kvserving_kubectl.effects import Effect, effects
 from kvserving_kubectl.errors import Faulty, NotFound
 from kvserving_kubectl.options import add_output
-from kvserving_kubectl.output import document, say, table
+from kvserving_kubectl.output import document, say, table, titled
 from kvserving_kubectl.resources import KVSERVINGS
 from kvserving_kubectl.validation import capacity, check
 from kvserving_kubectl.validation.documents import Document, Fault, read
@@ -95,7 +95,7 @@ def _show(
 ) -> None:
     if changes:
         rows = [(e.field, _short(e.before), _short(e.after), e.kind, e.message) for e in changes]
-        context.out.print(table(COLUMNS, rows, title))
+        context.out.print(titled(title, COLUMNS, rows))
     else:
         say(context.out, f"{title}: nothing changes")
     if fits:

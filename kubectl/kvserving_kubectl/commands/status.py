@@ -13,7 +13,7 @@ from kvserving_kubectl import lookup
 from kvserving_kubectl.api import Object
 from kvserving_kubectl.context import Context
 from kvserving_kubectl.options import add_all_namespaces, add_output, add_serving
-from kvserving_kubectl.output import age, document, printable, table
+from kvserving_kubectl.output import age, document, pairs, printable, table, titled
 from kvserving_kubectl.resources import KVSERVINGS, KVTRIALS
 from kvserving_operator.api.reasons import ConditionType
 
@@ -136,37 +136,27 @@ def whole(serving: Object, trials: Sequence[Object], now: datetime) -> Group:
         for c in status.get("conditions") or ()
     ]
     columns = ("CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE")
-    parts += [table(columns, rows, "Conditions")] if rows else []
+    parts += [titled("Conditions", columns, rows)] if rows else []
     pods = [
         (p["name"], p["state"], p.get("kvCacheDtype"), p.get("maxActiveSeqs"), p.get("restarts", 0),
          p.get("node"), p.get("message"))
         for p in status.get("pods") or ()
     ]  # fmt: skip
-    parts += [table(POD_COLUMNS, pods, "Engines")] if pods else []
+    parts += [titled("Engines", POD_COLUMNS, pods)] if pods else []
     promoted = [
         (p["field"], p["value"], p.get("trial") or p.get("decision"), age(p.get("at"), now))
         for p in status.get("promoted") or ()
     ]
     if promoted:
         title = "In force in place of the spec's"
-        parts.append(table(("FIELD", "VALUE", "BY", "AGE"), promoted, title))
+        parts.append(titled(title, ("FIELD", "VALUE", "BY", "AGE"), promoted))
     trial = lookup.under_way(trials)
     if trial is not None:
         told = trial.get("status") or {}
-        parts.append(
-            table(
-                ("TRIAL", "STATE", "CHANGE", "MESSAGE"),
-                [
-                    (
-                        trial["metadata"]["name"],
-                        trial_in_short(trial),
-                        told.get("summary"),
-                        told.get("message"),
-                    )
-                ],
-                "Trial under way",
-            )
-        )
+        shown = (trial["metadata"]["name"], trial_in_short(trial))
+        shown += (told.get("summary"), told.get("message"))
+        columns = ("TRIAL", "STATE", "CHANGE", "MESSAGE")
+        parts.append(titled("Trial under way", columns, [shown]))
     for key, title in (("lastDecision", "Last decision"), ("recommendation", "Recommended")):
         entry = status.get(key)
         if entry:
@@ -195,7 +185,7 @@ def facts(serving: Object) -> RenderableType:
     asked = (spec.get("kvCache") or {}).get("dtype", "auto")
     tokens = capacity.get("kvCacheTokens")
     room = f"room for {effective.get('maxNumSeqs', '-')}"
-    pairs = [
+    known = [
         ("KVServing", f"{meta['namespace']}/{meta['name']}"),
         ("Model", spec["model"].get("uri")),
         ("Engines", f"{status.get('readyReplicas', 0)} of {spec.get('replicas', 1)} ready"),
@@ -208,9 +198,7 @@ def facts(serving: Object) -> RenderableType:
         ("Targets", targets(slo)),
         ("Traffic", traffic.get("message") or traffic.get("split")),
     ]
-    made = table(("", ""), [(name, value) for name, value in pairs if value])
-    made.show_header = False
-    return made
+    return pairs(known)
 
 
 def targets(slo: Mapping[str, Any]) -> str:

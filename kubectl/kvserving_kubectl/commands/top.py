@@ -18,7 +18,7 @@ from kvserving_kubectl.context import Context
 from kvserving_kubectl.engines import Engines, engine_pods, numbers, slo_of
 from kvserving_kubectl.errors import Forbidden
 from kvserving_kubectl.options import add_output, add_serving
-from kvserving_kubectl.output import document, say, table
+from kvserving_kubectl.output import document, say, table, titled
 from kvserving_tuner.observation import Observation
 from kvserving_tuner.view import engines_table, problems_text
 
@@ -113,6 +113,5 @@ def _by_status(context: Context, serving: Object) -> None:
     context.out.print(table(("POD", "STATE", "KV", "SEQS"), rows))
     if found:
         title = f"Numbers of the decision of {decision.get('at')}"
-        context.out.print(
-            table(("NUMBER", "VALUE"), [(n["name"], n["value"]) for n in found], title)
-        )
+        rows = [(number["name"], number["value"]) for number in found]
+        context.out.print(titled(title, ("NUMBER", "VALUE"), rows))

@@ -12,7 +12,7 @@ from kvserving_kubectl.api import Object
 from kvserving_kubectl.completing import complete_trials
 from kvserving_kubectl.context import Context
 from kvserving_kubectl.options import add_all_namespaces, add_output
-from kvserving_kubectl.output import age, document, printable, say, table
+from kvserving_kubectl.output import age, document, pairs, printable, say, table, titled
 from kvserving_kubectl.resources import KVTRIALS
 from kvserving_operator.api.v1alpha1 import RequestedBy
 
@@ -80,7 +80,7 @@ def whole(context: Context, trial: Object) -> RenderableType:
     spec, status, now = trial["spec"], trial.get("status") or {}, context.now
     ab = (spec.get("policy") or {}).get("ab") or {}
     steps = ", ".join(map(str, ab.get("steps") or ()))
-    pairs = [
+    known = [
         ("KVTrial", f"{trial['metadata']['namespace']}/{trial['metadata']['name']}"),
         ("KVServing", spec["servingRef"]["name"]),
         ("Change", status.get("summary") or str(spec["change"])),
@@ -93,15 +93,13 @@ def whole(context: Context, trial: Object) -> RenderableType:
         ("Began", f"{age(status.get('startedAt'), now)} ago" if status.get("startedAt") else None),
         ("Verdict", " ".join(str(status[k]) for k in ("verdict", "reason") if status.get(k))),
     ]
-    head = table(("", ""), [(name, value) for name, value in pairs if value not in (None, "")])
-    head.show_header = False
-    parts: list[RenderableType] = [head]
+    parts: list[RenderableType] = [pairs(known)]
     if status.get("message"):
         parts.append(Text(f"\n{printable(status['message'])}"))
     evidence = status.get("evidence") or ()
     if evidence:
         columns = ("CRITERION", "OUTCOME", "VALUE", "BOUND", "INTERVAL", "N", "E-VALUE", "REASON")
-        parts.append(table(columns, [_evidence(each) for each in evidence], "Evidence"))
+        parts.append(titled("Evidence", columns, [_evidence(each) for each in evidence]))
     return Group(*parts)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from kvserving_kubectl.context import Context
 from kvserving_kubectl.errors import Faulty, UsageError
 from kvserving_kubectl.options import add_output
-from kvserving_kubectl.output import document, say, table
+from kvserving_kubectl.output import document, say, titled
 from kvserving_kubectl.validation import capacity, check
 from kvserving_kubectl.validation.documents import Document, Fault, read
 
@@ -103,7 +103,7 @@ def _show(
         say(context.out, str(fault))
     for title, rows in fits.items():
         if rows:
-            context.out.print(table(capacity.COLUMNS, [capacity.row(fit) for fit in rows], title))
+            context.out.print(titled(title, capacity.COLUMNS, [capacity.row(fit) for fit in rows]))
         else:
             say(context.out, f"{title}: nothing says how large the cache is; pass --gpu")
     bad = len({(fault.file, fault.object) for fault in faults})
