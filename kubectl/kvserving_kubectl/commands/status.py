@@ -19,6 +19,7 @@ from kvserving_operator.api.reasons import ConditionType
 
 INTERVAL_SECONDS = 2.0
 COLUMNS = ("NAME", "READY", "KV", "SEQS", "MODE", "GATE", "TRIAL", "REASON", "AGE")
+TRIAL_COLUMNS = ("TRIAL", "STATE", "CHANGE", "MESSAGE")
 POD_COLUMNS = ("POD", "STATE", "KV", "SEQS", "RESTARTS", "NODE", "MESSAGE")
 
 
@@ -153,10 +154,9 @@ def whole(serving: Object, trials: Sequence[Object], now: datetime) -> Group:
     trial = lookup.under_way(trials)
     if trial is not None:
         told = trial.get("status") or {}
-        shown = (trial["metadata"]["name"], trial_in_short(trial))
-        shown += (told.get("summary"), told.get("message"))
-        columns = ("TRIAL", "STATE", "CHANGE", "MESSAGE")
-        parts.append(titled("Trial under way", columns, [shown]))
+        name, state = trial["metadata"]["name"], trial_in_short(trial)
+        shown = [name, state, told.get("summary"), told.get("message")]
+        parts.append(titled("Trial under way", TRIAL_COLUMNS, [shown]))
     for key, title in (("lastDecision", "Last decision"), ("recommendation", "Recommended")):
         entry = status.get(key)
         if entry:

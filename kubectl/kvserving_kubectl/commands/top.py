@@ -113,5 +113,5 @@ def _by_status(context: Context, serving: Object) -> None:
     context.out.print(table(("POD", "STATE", "KV", "SEQS"), rows))
     if found:
         title = f"Numbers of the decision of {decision.get('at')}"
-        rows = [(number["name"], number["value"]) for number in found]
-        context.out.print(titled(title, ("NUMBER", "VALUE"), rows))
+        shown_numbers = [(number["name"], number["value"]) for number in found]
+        context.out.print(titled(title, ("NUMBER", "VALUE"), shown_numbers))
