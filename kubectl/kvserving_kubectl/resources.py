@@ -1,6 +1,7 @@
 """Where the API serves what the plugin reads and writes."""
 
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from kvserving_operator.kinds import API_GROUP, API_VERSION
 
@@ -23,8 +24,15 @@ class Resource:
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
         """Path of one object, or of a collection: of a namespace, or of the whole cluster."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
-        within = f"namespaces/{namespace}" if namespace and self.namespaced else ""
-        return "/".join(part for part in (root, within, self.plural, name, subresource) if part)
+        within = f"namespaces/{_part(namespace)}" if namespace and self.namespaced else ""
+        return "/".join(
+            part for part in (root, within, self.plural, _part(name), subresource) if part
+        )
+
+
+def _part(text: str) -> str:
+    """One part of a path, whatever a user has typed; a pod's port may stand behind a colon."""
+    return quote(text, safe=":")
 
 
 KVSERVINGS = Resource(API_GROUP, API_VERSION, "kvservings", "KVServing")

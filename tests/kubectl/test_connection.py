@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -115,6 +116,16 @@ def test_options_of_the_cluster_are_kubectls(kubectl: Path) -> None:
         ["--kubeconfig=/k", "--context=prod", "--as=me", "--request-timeout=9s", "get", "--raw",
          "/apis/kvserving.dev/v1alpha1/namespaces/demo/kvtrials?labelSelector=a%3Db%2Cc"]
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["../../secrets/x", "a?b=c", "a b", "--all", "a%2fb"])
+def test_a_name_is_one_part_of_a_path(kubectl: Path, name: str) -> None:
+    KubectlApi(Connection()).get(KVSERVINGS, name, name)
+    path = calls(kubectl)[0][-1].removeprefix("/apis/kvserving.dev/v1alpha1/namespaces/")
+    namespace, plural, its = path.split("/")
+    assert "kvservings" == plural
+    assert name == unquote(namespace) == unquote(its)
+    assert "?" not in path
 
 
 def test_a_patch_names_the_group_and_can_be_tried(kubectl: Path) -> None:
