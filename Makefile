@@ -28,7 +28,7 @@ test-full: test ## `make test` and the long runs: fault matrix, kill points, soa
 lint: $(STAMP) ## Formatting, lint, types, layers, generated files; the site of docs/ in build/docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy operator tuner kernels hack/localcluster hack/demo hack/models hack/observability hack/chartkit benchmarks tests
+	$(BIN)/mypy kubectl operator tuner kernels hack/localcluster hack/demo hack/models hack/observability hack/chartkit benchmarks tests
 	$(BIN)/lint-imports
 	$(BIN)/python -m kvserving_operator.api.crd --check
 	$(BIN)/python -m kvserving_operator.api.docs --check
