@@ -92,6 +92,18 @@ def test_the_mildest_that_is_enough_is_advised(
     assert "Try int2" not in said
 
 
+def test_a_window_is_what_it_holds_and_room_is_kept_for_its_steps(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (model / "config.json").write_text(json.dumps({**LLAMA_8B, "sliding_window": 4096}))
+    options = ["--config", str(model), "--gpu", "80GiB", "--context", "32768"]
+    options += ["--dtype", "bfloat16"]
+    (large,) = asked(capsys, *options)
+    (small,) = asked(capsys, *options, "--max-num-batched-tokens", "512")
+    assert large["bytes"] == small["bytes"] == (4096 + 16) * 128 * 1024
+    assert large["sequences"]["80GiB"] < small["sequences"]["80GiB"] / 2
+
+
 def test_copies_are_said_to_be_copies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     latent = {**LLAMA_8B, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
     for number, config in enumerate((latent, LLAMA_8B)):

@@ -138,6 +138,14 @@ def test_what_an_engine_reports_counts_the_longest_request() -> None:
     assert reported.tokens == int(4096 / 63 * 1000)
 
 
+def test_a_model_whose_cache_has_no_known_size_is_said_to_be_one() -> None:
+    model = read_shape({"num_hidden_layers": 2, "layers_block_type": ["mamba", "mamba"]})
+    assert model.unsized_layers == 2
+    for ask in (sequences_that_fit, capacity):
+        with pytest.raises(SizingError, match="config: expected a model with a KV cache of known"):
+            ask(model, Layout("bfloat16"), 1024, GIB)
+
+
 def test_values_may_have_another_size_than_keys() -> None:
     model = shape(4, 32, 4, head_dim=192, v_head_dim=128)
     assert bytes_per_token(model, Layout("bfloat16")) == 4 * 4 * (192 + 128) * 2

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from kvserving_tuner.errors import SizingError
 from kvserving_tuner.sizing.layers import ModelShape
-from kvserving_tuner.sizing.pages import DEFAULT_BLOCK, Layout, check_format, pages, token_bytes
+from kvserving_tuner.sizing.pages import DEFAULT_BLOCK, Layout, Pages, check_format, pages, token_bytes
 
 __all__ = ["DEFAULT_BLOCK", "Layout"]
 
@@ -58,10 +58,7 @@ def sequences_that_fit(
 
     vLLM keeps one block for itself.
     """
-    block_bytes = pages(shape, layout).block_bytes
-    if block_bytes == 0:
-        raise SizingError("config", "a model with a KV cache of known size", shape.name or "none")
-    blocks = int(cache_bytes_per_device // block_bytes) - 1
+    blocks = int(cache_bytes_per_device // _sized(shape, layout).block_bytes) - 1
     return max(0, blocks // sequence_blocks(shape, layout, context))
 
 
@@ -69,7 +66,14 @@ def capacity(
     shape: ModelShape, layout: Layout, max_length: int, cache_bytes_per_device: float
 ) -> Capacity:
     """What vLLM 0.32 says that a cache of this size holds, for requests of up to `max_length`."""
-    laid_out = pages(shape, layout)
+    laid_out = _sized(shape, layout)
     blocks = int(cache_bytes_per_device // laid_out.block_bytes)
     each = sum(table.reserved(max_length, layout.step_tokens) for table in laid_out.tables)
     return Capacity(laid_out.block_bytes, blocks, int(blocks / each * max_length))
+
+
+def _sized(shape: ModelShape, layout: Layout) -> Pages:
+    laid_out = pages(shape, layout)
+    if laid_out.block_bytes == 0:
+        raise SizingError("config", "a model with a KV cache of known size", shape.name or "none")
+    return laid_out

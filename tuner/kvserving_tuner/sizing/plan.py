@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from kvserving_tuner.errors import SizingError
@@ -99,7 +99,8 @@ def plan(shape: ModelShape, question: Question) -> tuple[Row, ...]:
                 gpu: sequences_that_fit(shape, layout, context, cache_bytes(question, gpu, dtype))
                 for gpu in question.gpus
             }
-            size = sequence_bytes(shape, layout, context)
+            # What it holds once it is computed; steps under way count for what is admitted.
+            size = sequence_bytes(shape, replace(layout, step_tokens=0), context)
             rows.append(Row(dtype, per_token, context, size, fits))
     return tuple(rows)
 
