@@ -4,7 +4,14 @@ from dataclasses import dataclass, replace
 
 from kvserving_tuner.errors import SizingError
 from kvserving_tuner.sizing.layers import ModelShape
-from kvserving_tuner.sizing.pages import DEFAULT_BLOCK, Layout, Pages, check_format, pages, token_bytes
+from kvserving_tuner.sizing.pages import (
+    DEFAULT_BLOCK,
+    Layout,
+    Pages,
+    check_format,
+    pages,
+    token_bytes,
+)
 
 __all__ = ["DEFAULT_BLOCK", "Layout"]
 
