@@ -42,7 +42,8 @@ def grouped(
     settings = current.live if trials.settled is None else trials.settled.settings
     if record is not None:
         settings = record.remains
-    attempt = retry if record is None else record.name
+    # A template's trial sends nothing to engines that run.
+    attempt = retry if record is None or record.revision else record.name
     conclusion = None if record is None else record.progress.conclusion
     fell = trials.settled is not None and trials.settled.verdict is Verdict.ROLLED_BACK
     urgent = fell if conclusion is None else conclusion.verdict is Verdict.ROLLED_BACK

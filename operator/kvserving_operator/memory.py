@@ -18,7 +18,7 @@ from kvserving_operator.render.names import (
     REVISION_LABEL,
     ServingRef,
 )
-from kvserving_operator.revisions import Revision, RevisionState
+from kvserving_operator.revisions import Candidates, Revision, RevisionState
 from kvserving_operator.traffic.state import TrafficState
 from kvserving_operator.trials.record import Trials
 from kvserving_tuner.state import TunerState
@@ -75,8 +75,13 @@ class Memory(BaseModel):
         }
 
 
-def recall(configmap: Object | None, deployment: Object | None) -> Memory:
-    """Read the memory; where the templates are lost, what the Deployment runs is taken as given."""
+def recall(
+    configmap: Object | None, deployment: Object | None, candidates: Object | None = None
+) -> Memory:
+    """Read the memory; where the templates are lost, what the Deployment runs is taken as given.
+
+    `candidates` is the Deployment of a trial's own pods: they leave once others serve.
+    """
     data = (configmap or {}).get("data") or {}
     try:
         memory = Memory.model_validate_json(data.get(TUNING_KEY) or "{}")
@@ -89,6 +94,11 @@ def recall(configmap: Object | None, deployment: Object | None) -> Memory:
         revisions = RevisionState()
     if revisions.current is None and deployment is not None:
         revisions = _adopt(deployment)
+    if revisions.candidates is None and candidates is not None:
+        found = _adopt(candidates).current
+        if found is not None:
+            apart = Candidates(revision=found, pods=int(candidates["spec"].get("replicas", 1)))
+            revisions = revisions.model_copy(update={"candidates": apart})
     return memory.model_copy(update={"revisions": revisions})
 
 

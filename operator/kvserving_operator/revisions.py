@@ -20,6 +20,7 @@ from kvserving_operator.render.engine import Engine, resolve
 from kvserving_operator.render.names import ServingRef
 from kvserving_operator.render.pod import pod_template, template_hash
 from kvserving_operator.settings import Settings
+from kvserving_operator.startup import contents, key
 from kvserving_tuner.runtime_client import RuntimeState
 
 REMEMBERED_VERDICTS = 10
@@ -57,11 +58,23 @@ class Revision(_Frozen):
     """What its engines are asked to run with: the `kvCache` of the last spec that it followed."""
     offers: Mapping[str, Any] | None = None
     """What its engines take live; None before one of them has said so."""
+    contents: Mapping[str, str] | None = None
+    """What decides about its engines' answers, by field of the spec; None where it is not known."""
 
     @property
     def hash(self) -> str:
         """Hash of the template, as on its pods."""
         return template_hash(self.template)
+
+    @property
+    def plugin(self) -> bool:
+        """Whether its engines can be asked by the runtime API."""
+        return bool(self.template["spec"].get("readinessGates"))
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Names of what a trial may turn down: all of the pod, or what decides about answers."""
+        return frozenset({self.base_hash, key(self.contents or {})})
 
     @property
     def inputs(self) -> Inputs:
@@ -90,7 +103,11 @@ class Revision(_Frozen):
         """Give it with its engines asked to run these settings; `spec` is what it is made for."""
         update: dict[str, Any] = {"live": live}
         if self.inputs_hash == inputs_hash(spec):
-            update |= {"base_hash": base_hash(spec), "start": asked(spec)}
+            update |= {
+                "base_hash": base_hash(spec),
+                "start": asked(spec),
+                "contents": contents(spec, self.image),
+            }
         return self.model_copy(update=update)
 
 
@@ -105,6 +122,16 @@ class Verdict(_Frozen):
     """Value of the retry annotation when it was judged; another value asks to judge again."""
 
 
+class Candidates(_Frozen):
+    """Pods of a template under trial, in a Deployment of their own."""
+
+    revision: Revision
+    pods: int = 0
+    """How many there are to be."""
+    freed: int = 0
+    """Engines of the template in force that are not there meanwhile."""
+
+
 class RevisionState(_Frozen):
     """Everything that a roll-out has to remember across a restart of the operator."""
 
@@ -112,6 +139,8 @@ class RevisionState(_Frozen):
     good: Revision | None = None
     candidate: Revision | None = None
     verdicts: tuple[Verdict, ...] = ()
+    candidates: Candidates | None = None
+    """Pods that a trial has beside those in force; None for none."""
 
     @property
     def proven(self) -> bool:
@@ -183,6 +212,7 @@ def render_revision(
         base_hash=base_hash(spec),
         start=asked(spec),
         live=live or asked(spec),
+        contents=contents(spec, engine.image),
     )
 
 

@@ -10,6 +10,7 @@ from enum import Enum, auto
 from kvserving_operator.actions import Action, Announce
 from kvserving_operator.api.reasons import Reason
 from kvserving_operator.api.v1alpha1 import Switch
+from kvserving_operator.candidates import arranged
 from kvserving_operator.checks import (
     CHECKING,
     check_pod,
@@ -20,6 +21,7 @@ from kvserving_operator.checks import (
     progress,
     refusal_of,
 )
+from kvserving_operator.live import asked
 from kvserving_operator.observe import PodView, last_words
 from kvserving_operator.revisions import (
     Revision,
@@ -29,6 +31,8 @@ from kvserving_operator.revisions import (
     render_revision,
 )
 from kvserving_operator.situation import Situation
+from kvserving_operator.startup import differing
+from kvserving_operator.trials.policy import is_safe
 
 IMAGE_GRACE_SECONDS = 120.0
 """How long a new pod's image may fail to arrive before its template counts as failed: registries
@@ -42,6 +46,10 @@ class Phase(Enum):
     """A check pod is looking at the next template; the pods in force are untouched."""
     REFUSED = auto()
     """The next template is known not to work; the pods in force are untouched."""
+    TRYING = auto()
+    """The next template is tried on pods of its own, beside those in force."""
+    TURNED_DOWN = auto()
+    """A trial of the next template was not passed; the pods in force stay."""
     ROLLING = auto()
     """Pods of the template in force are coming up."""
     STOPPED = auto()
@@ -61,12 +69,15 @@ class Step:
     actions: tuple[Action, ...] = ()
     stopped: bool = False
     """Whether the template in force must run no pods: it is the only one and does not work."""
+    tries: Revision | None = None
+    """Template that is to be tried now."""
 
 
 def advance(at: Situation) -> Step:
     """Move towards the spec by at most one step."""
     at, settled = _settle(_retried(at))
     step = _decide(at)
+    step = replace(step, state=arranged(at, step.state))
     current = step.state.current
     only_one_failed = (
         current is not None
@@ -160,6 +171,14 @@ def _refused(state: RevisionState, revision: Revision, retry: str) -> Verdict | 
 
 def _check(at: Situation, candidate: Revision) -> Step:
     """Decide on the next template by its check pod."""
+    if needs_trial(at, candidate):
+        found = at.trials.turned_down_for(candidate.keys, at.retry)
+        if found is not None:
+            message = f"trial {found.trial}, {found.message}; template {candidate.hash[:8]} is not"
+            message = f"{message} tried again before the spec is edited"
+            state = _asked_for(at, everything=True)
+            drops = drop_checks(at)
+            return Step(state, Phase.TURNED_DOWN, Reason.TRIAL_ROLLED_BACK, message, drops)
     known = at.state.verdict(candidate.hash, at.retry)
     if known is not None and not known.ok:
         reason = Reason(known.reason)
@@ -169,7 +188,7 @@ def _check(at: Situation, candidate: Revision) -> Step:
         message = f"{at.missing}; pods are left as they are until it is there"
         return Step(at.state, Phase.CHECKING, Reason.UNSCHEDULABLE, message, drop_checks(at))
     if known is not None or at.spec.engine.plugin is Switch.DISABLED:
-        return _put_in_force(at, candidate, drop_checks(at))
+        return _take_up(at, candidate, drop_checks(at))
     pod = check_pod(at, candidate)
     drops = drop_checks(at, keep=candidate)
     if pod is None:
@@ -181,7 +200,7 @@ def _check(at: Situation, candidate: Revision) -> Step:
         # With no pod to protect, waiting long for the check only delays the first one.
         first = at.state.current is None
         if first and at.now - pod.created_at >= at.settings.preflight_first_wait_seconds:
-            return _put_in_force(at, candidate, drops)
+            return _take_up(at, candidate, drops)
         reason, message = progress(pod)
         if reason is Reason.PREFLIGHT_RUNNING:
             message = f"{message}{_effect(at)}"
@@ -190,8 +209,54 @@ def _check(at: Situation, candidate: Revision) -> Step:
     at = replace(at, state=at.state.judged(verdict))
     actions = (*drop_checks(at), *([announcement] if announcement else []))
     if verdict.ok:
-        return _put_in_force(at, candidate, actions)
+        return _take_up(at, candidate, actions)
     return Step(at.state, Phase.REFUSED, Reason(verdict.reason), verdict.message, actions)
+
+
+def _take_up(at: Situation, candidate: Revision, actions: tuple[Action, ...]) -> Step:
+    """Try a template that has passed its check, or make it the one to run."""
+    record = at.trials.running
+    mine = record is not None and record.revision == candidate.hash
+    if mine and record is not None and record.ready_for_all:
+        return _put_in_force(at, candidate, actions)
+    answers = any(pod.ready and not pod.deleting for pod in at.pods)
+    # Where nobody answers there is nothing to compare with, and nobody to protect.
+    if not needs_trial(at, candidate) or not (mine or answers):
+        return _put_in_force(at, candidate, actions)
+    state = _asked_for(at, everything=False)
+    if not at.state.proven:
+        message = "the next template is tried once all pods run the one in force"
+        return Step(state, Phase.TRYING, Reason.TRIAL_RUNNING, message, actions)
+    message = f"template {candidate.hash[:8]} is tried on pods of its own"
+    return Step(state, Phase.TRYING, Reason.TRIAL_RUNNING, message, actions, tries=candidate)
+
+
+def _asked_for(at: Situation, *, everything: bool) -> RevisionState:
+    """The state in which pods in force are asked for the spec's KV cache, as far as it may be now.
+
+    The way back to 16 bits waits for no trial. All else is tried once the template is settled.
+    """
+    current = at.state.current
+    if current is None or not (everything or is_safe(at.asked)):
+        return at.state
+    return at.state.with_current(current.model_copy(update={"live": at.asked}))
+
+
+def needs_trial(at: Situation, candidate: Revision) -> bool:
+    """Whether a template has to prove itself before every pod runs it.
+
+    Engines that cannot be asked what they compute are not tried, nor are clients who have to ask
+    for another name.
+    """
+    current, spec = at.state.current, at.spec
+    if spec.rollback_policy_ref is None or at.state.good is None or current is None:
+        return False
+    if current.contents is None or candidate.contents is None or not spec.replicas:
+        return False
+    if not (current.plugin and candidate.plugin):
+        return False
+    plain = is_safe(asked(spec))
+    return bool(differing(current.contents, candidate.contents, plain=plain))
 
 
 def _put_in_force(at: Situation, revision: Revision, actions: tuple[Action, ...]) -> Step:

@@ -10,6 +10,7 @@ from kvserving_operator.kinds import Kind, Object
 from kvserving_operator.render.names import (
     BASE_ANNOTATION,
     CANDIDATE,
+    DEPLOYMENT_LABEL,
     ENGINE_PORT,
     IMAGE_ANNOTATION,
     INPUTS_ANNOTATION,
@@ -43,7 +44,37 @@ def deployment(
     inputs: Inputs,
 ) -> Manifest:
     """Deployment of the engines; by default it replaces pods: a spare GPU is rare."""
-    metadata = ref.metadata(ref.name)
+    selector = dict(ref.selector)
+    return _deployment(ref.metadata(ref.name), selector, template, spec, replicas, inputs)
+
+
+def candidates(
+    ref: ServingRef,
+    template: Mapping[str, Any],
+    spec: KVServingSpec,
+    replicas: int,
+    inputs: Inputs,
+) -> Manifest:
+    """Deployment of the pods of a template under trial, beside those in force.
+
+    Its pods have the labels of all engines besides, so that users reach them as they reach the
+    others. Either Deployment owns its pods, and neither takes those of the other one.
+    """
+    metadata = template.get("metadata") or {}
+    labels = {**metadata["labels"], TRACK_LABEL: CANDIDATE, DEPLOYMENT_LABEL: CANDIDATE}
+    marked = {**template, "metadata": {**metadata, "labels": labels}}
+    own = ref.metadata(ref.candidates_deployment)
+    return _deployment(own, dict(ref.candidates_selector), marked, spec, replicas, inputs)
+
+
+def _deployment(
+    metadata: dict[str, object],
+    selector: dict[str, str],
+    template: Mapping[str, Any],
+    spec: KVServingSpec,
+    replicas: int,
+    inputs: Inputs,
+) -> Manifest:
     # Enough to tell, should the ConfigMap with the templates be lost, what this template was made
     # from.
     metadata["annotations"] = {
@@ -56,7 +87,7 @@ def deployment(
         metadata,
         spec={
             "replicas": replicas,
-            "selector": {"matchLabels": dict(ref.selector)},
+            "selector": {"matchLabels": selector},
             "strategy": {
                 "type": "RollingUpdate",
                 "rollingUpdate": {
