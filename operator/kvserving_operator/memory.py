@@ -4,6 +4,7 @@ Losing it is harmless: pods stay as they are, promoted values end, the tuner sta
 cooldowns.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -13,6 +14,7 @@ from kvserving_operator.kinds import Kind, Object
 from kvserving_operator.live import Refusal
 from kvserving_operator.render.names import (
     BASE_ANNOTATION,
+    CONTENTS_ANNOTATION,
     IMAGE_ANNOTATION,
     INPUTS_ANNOTATION,
     REVISION_LABEL,
@@ -121,5 +123,16 @@ def _adopt(deployment: Object) -> RevisionState:
             "spec": template["spec"],
         },
         since=0.0,
+        contents=_contents(annotations.get(CONTENTS_ANNOTATION)),
     )
     return RevisionState(current=revision, good=revision)
+
+
+def _contents(text: str | None) -> dict[str, str] | None:
+    try:
+        found = json.loads(text or "null")
+    except ValueError:
+        return None
+    if not isinstance(found, dict):
+        return None
+    return {str(field): str(value) for field, value in found.items()}

@@ -6,6 +6,7 @@ render the same inputs differently or bring another default image, changes no ru
 docs/decisions/0001 tells the whole of it.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
@@ -79,7 +80,8 @@ class Revision(_Frozen):
     @property
     def inputs(self) -> Inputs:
         """What the Deployment tells of its inputs."""
-        return Inputs(self.inputs_hash, self.base_hash, self.image)
+        contents = "" if self.contents is None else json.dumps(dict(self.contents))
+        return Inputs(self.inputs_hash, self.base_hash, self.image, contents)
 
     def follows(self, spec: KVServingSpec, proven: bool) -> bool:
         """Whether its pods can run a spec without being replaced.

@@ -172,6 +172,7 @@ def _refused(state: RevisionState, revision: Revision, retry: str) -> Verdict | 
 def _check(at: Situation, candidate: Revision) -> Step:
     """Decide on the next template by its check pod."""
     if needs_trial(at, candidate):
+        at = replace(at, state=_asked_for(at, everything=False))
         found = at.trials.turned_down_for(candidate.keys, at.retry)
         if found is not None:
             message = f"trial {found.trial}, {found.message}; template {candidate.hash[:8]} is not"
@@ -223,12 +224,11 @@ def _take_up(at: Situation, candidate: Revision, actions: tuple[Action, ...]) ->
     # Where nobody answers there is nothing to compare with, and nobody to protect.
     if not needs_trial(at, candidate) or not (mine or answers):
         return _put_in_force(at, candidate, actions)
-    state = _asked_for(at, everything=False)
     if not at.state.proven:
         message = "the next template is tried once all pods run the one in force"
-        return Step(state, Phase.TRYING, Reason.TRIAL_RUNNING, message, actions)
+        return Step(at.state, Phase.TRYING, Reason.TRIAL_RUNNING, message, actions)
     message = f"template {candidate.hash[:8]} is tried on pods of its own"
-    return Step(state, Phase.TRYING, Reason.TRIAL_RUNNING, message, actions, tries=candidate)
+    return Step(at.state, Phase.TRYING, Reason.TRIAL_RUNNING, message, actions, tries=candidate)
 
 
 def _asked_for(at: Situation, *, everything: bool) -> RevisionState:

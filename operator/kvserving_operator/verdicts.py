@@ -186,7 +186,8 @@ def _pod_problem(facts: Facts) -> Outcome | None:
     """First pod that cannot come up by itself."""
     waits = _waits_for_leaving(facts)
     for pod in facts.engines:
-        if pod.ready:
+        # What becomes of a trial's own pods is for the trial to tell.
+        if pod.ready or pod.apart:
             continue
         if pod.unschedulable and waits:
             continue

@@ -408,6 +408,7 @@ async def test_an_only_engine_without_room_follows_the_policy(world: World, wish
     assert in_force(world) == IMAGE
     if wish == "Refuse":
         await until(world, alone, looks=10)
+        await look(world)
         assert (only_trial(world)["verdict"], status["reason"]) == ("Failed", "SingleReplica")
         assert world.condition("RolledBack")["status"] == "True"
         assert images(world) == [IMAGE]
@@ -436,6 +437,7 @@ async def test_a_crash_loop_ends_the_trial_and_blocks_nothing(world: World) -> N
     status = only_trial(world)
     assert (status["verdict"], status["reason"]) == ("Failed", "StartFailed")
     assert "ended 3 times" in status["message"]
+    await look(world, crashes)
     assert "no such kernel" in world.condition("RolledBack")["message"]
     edit(world, engine=engine_spec(image="registry.example/engine:fixed"))
     await until(world, lambda each: len(trials(each)) == 2, looks=10)
@@ -466,8 +468,9 @@ async def test_memory_that_comes_free_late_is_waited_for(world: World) -> None:
 
     await until(
         world,
-        lambda each: sorted(t.get("status", {}).get("verdict", "") for t in trials(each).values())
-        == never,
+        lambda each: (
+            sorted(t.get("status", {}).get("verdict", "") for t in trials(each).values()) == never
+        ),
         stays,
     )
     last = [t["status"] for t in trials(world).values() if t["status"]["verdict"] == "Failed"]
@@ -510,7 +513,9 @@ async def test_another_tokenizer_leaves_likelihoods_out(world: World) -> None:
         world.come_up(pod)
         world.engines.vocabularies[pod["status"]["podIP"]] = 1000
 
-    await until(world, lambda each: "Likelihood" in evidence(each), other_words)
+    await until(
+        world, lambda each: bool(trials(each)) and "Likelihood" in evidence(each), other_words
+    )
     left = evidence(world)["Likelihood"]
     assert (left["outcome"], left["reason"]) == ("LeftOut", "OtherTokenizer")
     assert only_trial(world)["state"] == "Running"
@@ -528,6 +533,7 @@ async def test_another_tokenizer_without_tasks_decides_nothing(world: World) -> 
     await until(world, alone, other_words)
     status = only_trial(world)
     assert (status["verdict"], status["reason"]) == ("Inconclusive", "QualityNotShown")
+    await look(world)
     assert world.condition("RolledBack")["status"] == "True"
 
 

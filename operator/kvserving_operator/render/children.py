@@ -10,6 +10,7 @@ from kvserving_operator.kinds import Kind, Object
 from kvserving_operator.render.names import (
     BASE_ANNOTATION,
     CANDIDATE,
+    CONTENTS_ANNOTATION,
     DEPLOYMENT_LABEL,
     ENGINE_PORT,
     IMAGE_ANNOTATION,
@@ -34,6 +35,8 @@ class Inputs:
     hash: str
     base_hash: str
     image: str
+    contents: str = ""
+    """What decides about engines' answers, as JSON; empty where it is not known."""
 
 
 def deployment(
@@ -81,6 +84,7 @@ def _deployment(
         INPUTS_ANNOTATION: inputs.hash,
         BASE_ANNOTATION: inputs.base_hash,
         IMAGE_ANNOTATION: inputs.image,
+        **({CONTENTS_ANNOTATION: inputs.contents} if inputs.contents else {}),
     }
     return _object(
         Kind.Deployment,

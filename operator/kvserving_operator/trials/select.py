@@ -86,8 +86,11 @@ def settle(trials: Trials, wanted: Wanted, now: float) -> Trials:
     if settled is None:
         free = not wanted.has_policy or is_safe(wanted.asked)
         return _by_spec(trials, wanted.asked if free else wanted.in_force, wanted.template)
-    if trials.running is not None:
-        return trials
+    running = trials.running
+    if running is not None:
+        # The way back to 16 bits waits for no template.
+        back = running.revision and is_safe(wanted.asked) and settled.asked != wanted.asked
+        return _by_spec(trials, wanted.asked, wanted.template) if back else trials
     # A trial that could not be run has judged nothing.
     unjudged = settled.rolled_back and settled.verdict is Verdict.FAILED
     if unjudged and not wanted.has_policy:
