@@ -1,4 +1,4 @@
-"""Edits of image, model and flags under a policy: tried on pods of their own, beside those in force.
+"""Edits of image, model and flags under a policy: tried on pods beside those in force.
 
 Tests play the Deployment controllers, the scheduler and the kubelet.
 """
