@@ -47,11 +47,13 @@ def _joining(at: Situation, record: Record, found: Candidates) -> Candidates:
     ready = sum(pod.ready for pod in mine)
     pods = found.pods + 1 if ready >= found.pods else found.pods
     pods = min(pods, wanted)
-    stuck = any(lacks_room(pod, at.now) for pod in mine)
+    # What leaves will make room by itself.
+    leaving = any(pod.deleting for pod in at.pods)
+    stuck = not leaving and any(lacks_room(pod, at.now) for pod in mine)
     # Where none may be missing, the candidate waits for room, and its start fails in the end.
     makes_room = stuck and at.spec.rollout.max_unavailable > 0
     freed = max(found.freed, ready + int(makes_room))
-    # Once there was no room, there is none for those that it was made of.
+    # Room that was made is the candidate's: who left for it does not come back beside it.
     return found.model_copy(update={"pods": pods, "freed": max(0, min(freed, pods, replicas - 1))})
 
 

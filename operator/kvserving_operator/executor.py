@@ -153,7 +153,7 @@ class Executor:
             return
         replicas = 0 if step.stopped else serving.spec.replicas
         if step.state.candidates is not None:
-            replicas -= step.state.candidates.freed
+            replicas = max(0, replicas - step.state.candidates.freed)
         if existing is not None and not resync:
             stored = deployment_view(existing)
             as_wanted = (

@@ -58,7 +58,9 @@ class Fleet:
                 settings.rollout_deadline_seconds, serving.spec.rollout.startup_timeout_seconds
             )
             replicas = serving.spec.replicas
-            start = Start(step.tries, current, replicas, settings.crash_limit, slowest)
+            leaving = any(pod.deleting for pod in pods)
+            limit = settings.crash_limit
+            start = Start(step.tries, current, replicas, limit, slowest, leaving)
         templates = {current.hash, "" if running is None else running.revision}
         return await session.trials.take_turn(
             ref,

@@ -21,7 +21,6 @@ from kvserving_operator.checks import (
     progress,
     refusal_of,
 )
-from kvserving_operator.live import asked
 from kvserving_operator.observe import PodView, last_words
 from kvserving_operator.revisions import (
     Revision,
@@ -31,8 +30,7 @@ from kvserving_operator.revisions import (
     render_revision,
 )
 from kvserving_operator.situation import Situation
-from kvserving_operator.startup import differing
-from kvserving_operator.trials.policy import is_safe
+from kvserving_operator.trying import asked_for, needs_trial, turned_down
 
 IMAGE_GRACE_SECONDS = 120.0
 """How long a new pod's image may fail to arrive before its template counts as failed: registries
@@ -171,15 +169,15 @@ def _refused(state: RevisionState, revision: Revision, retry: str) -> Verdict | 
 
 def _check(at: Situation, candidate: Revision) -> Step:
     """Decide on the next template by its check pod."""
-    if needs_trial(at, candidate):
-        at = replace(at, state=_asked_for(at, everything=False))
-        found = at.trials.turned_down_for(candidate.keys, at.retry)
-        if found is not None:
-            message = f"trial {found.trial}, {found.message}; template {candidate.hash[:8]} is not"
-            message = f"{message} tried again before the spec is edited"
-            state = _asked_for(at, everything=True)
-            drops = drop_checks(at)
-            return Step(state, Phase.TURNED_DOWN, Reason.TRIAL_ROLLED_BACK, message, drops)
+    tried = needs_trial(at, candidate)
+    if tried:
+        at = replace(at, state=asked_for(at, everything=False))
+        refused = turned_down(at, candidate)
+        if refused:
+            state, drops = asked_for(at, everything=True), drop_checks(at)
+            return Step(state, Phase.TURNED_DOWN, Reason.TRIAL_ROLLED_BACK, refused, drops)
+    # A trial says itself what users are to expect.
+    effect = "" if tried else _effect(at)
     known = at.state.verdict(candidate.hash, at.retry)
     if known is not None and not known.ok:
         reason = Reason(known.reason)
@@ -194,7 +192,7 @@ def _check(at: Situation, candidate: Revision) -> Step:
     drops = drop_checks(at, keep=candidate)
     if pod is None:
         actions = (*drops, new_check(at, candidate))
-        message = f"{CHECKING}{_effect(at)}"
+        message = f"{CHECKING}{effect}"
         return Step(at.state, Phase.CHECKING, Reason.PREFLIGHT_RUNNING, message, actions)
     found = judge(at, candidate, pod)
     if found is None:
@@ -204,7 +202,7 @@ def _check(at: Situation, candidate: Revision) -> Step:
             return _take_up(at, candidate, drops)
         reason, message = progress(pod)
         if reason is Reason.PREFLIGHT_RUNNING:
-            message = f"{message}{_effect(at)}"
+            message = f"{message}{effect}"
         return Step(at.state, Phase.CHECKING, reason, message, drops)
     verdict, announcement = found
     at = replace(at, state=at.state.judged(verdict))
@@ -229,34 +227,6 @@ def _take_up(at: Situation, candidate: Revision, actions: tuple[Action, ...]) ->
         return Step(at.state, Phase.TRYING, Reason.TRIAL_RUNNING, message, actions)
     message = f"template {candidate.hash[:8]} is tried on pods of its own"
     return Step(at.state, Phase.TRYING, Reason.TRIAL_RUNNING, message, actions, tries=candidate)
-
-
-def _asked_for(at: Situation, *, everything: bool) -> RevisionState:
-    """The state in which pods in force are asked for the spec's KV cache, as far as it may be now.
-
-    The way back to 16 bits waits for no trial. All else is tried once the template is settled.
-    """
-    current = at.state.current
-    if current is None or not (everything or is_safe(at.asked)):
-        return at.state
-    return at.state.with_current(current.model_copy(update={"live": at.asked}))
-
-
-def needs_trial(at: Situation, candidate: Revision) -> bool:
-    """Whether a template has to prove itself before every pod runs it.
-
-    Engines that cannot be asked what they compute are not tried, nor are clients who have to ask
-    for another name.
-    """
-    current, spec = at.state.current, at.spec
-    if spec.rollback_policy_ref is None or at.state.good is None or current is None:
-        return False
-    if current.contents is None or candidate.contents is None or not spec.replicas:
-        return False
-    if not (current.plugin and candidate.plugin):
-        return False
-    plain = is_safe(asked(spec))
-    return bool(differing(current.contents, candidate.contents, plain=plain))
 
 
 def _put_in_force(at: Situation, revision: Revision, actions: tuple[Action, ...]) -> Step:

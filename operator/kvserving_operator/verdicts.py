@@ -108,7 +108,10 @@ def quality_gate(facts: Facts) -> Outcome:
             message = f"{message}, holds: {record.progress.held}"
         return Outcome(None, Reason.TRIAL_RUNNING, message)
     last = 0.0 if settled is None or settled.ended is None else settled.ended.at
-    if restarted is not None and restarted.ended.at > last:
+    # What is not asked for any more says nothing of what is in force.
+    asked = facts.step.phase in (Phase.TRYING, Phase.TURNED_DOWN)
+    counts = restarted is not None and (asked or restarted.verdict is Verdict.PROMOTED)
+    if restarted is not None and counts and restarted.ended.at > last:
         message = f"trial {restarted.trial}, {restarted.message}"
         return _judged(restarted.verdict, message)
     if settled is None or not settled.trial:

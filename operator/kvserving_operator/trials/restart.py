@@ -1,6 +1,6 @@
 """Trials of a pod template: which one runs, and what becomes of the pods that it starts; pure."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvserving_operator.api.v1alpha1 import ChangeSpec, KVRollbackPolicySpec, RequestedBy
@@ -42,6 +42,8 @@ class Start:
     crash_limit: int
     most_seconds: float
     """Longest time from a pod's creation until it answers."""
+    leaving: bool = False
+    """Whether pods are on their way out, whose room will be free."""
 
 
 def restart_trial(trials: Trials, wanted: Wanted, start: Start | None) -> Record | None:
@@ -116,22 +118,12 @@ def start_failure(record: Record, pods: Iterable[PodView], start: Start, now: fl
 
 def no_room(record: Record, pods: Iterable[PodView], start: Start, now: float) -> str:
     """Why the only engine cannot have a candidate beside it; empty where it can."""
-    if start.replicas != 1:
+    if start.replicas != 1 or start.leaving:
         return ""
     stuck = next((p for p in pods if p.revision == record.revision and lacks_room(p, now)), None)
     if stuck is None:
         return ""
     return f"there is one engine and no room for a second one ({stuck.unschedulable})"
-
-
-def of_arm(pods: Iterable[PodView], revision: str) -> frozenset[str]:
-    """Names of the pods of a template."""
-    return frozenset(pod.name for pod in pods if pod.revision == revision)
-
-
-def others(names: Collection[str], own: Collection[str]) -> list[str]:
-    """Those of these pods that were not started for the trial."""
-    return [name for name in names if name not in own]
 
 
 def _problem(pod: PodView, start: Start, now: float) -> str:

@@ -96,13 +96,19 @@ def facts_of(
     has = frozenset(n for n in ready if record.has_change(by_name[n], seen.runtime[n]))
     containers = {pod.name: pod.container_id for pod in seen.pods}
     candidates = record.progress.candidates
+    # One that was started for the trial stays a candidate, whether it answers now or not.
+    watched = by_name if record.revision else candidates
     ended = [
         name
         for name, container in record.containers.items()
-        if name in candidates and containers.get(name, container) != container
+        if name in watched
+        and (
+            containers.get(name, container) != container
+            or (record.revision and not by_name[name].running)
+        )
     ]
     known = {
-        **{name: c for name, c in record.containers.items() if name in candidates},
+        **{name: c for name, c in record.containers.items() if name in watched},
         **{name: containers[name] for name in has if name in candidates and name not in ended},
     }
     finished, counted = _finished(record, seen, has)
