@@ -516,7 +516,7 @@ async def test_no_pod_makes_room_that_a_leaving_one_will_make(world: World) -> N
     await ready(world)
     world.room = 2
     edit(world, **NEW)
-    await until(world, has_state("Running"), looks=10)
+    await until(world, lambda each: bool(candidates(each)), looks=10)
     # The last candidate of a former trial drains.
     world.add_pod()
     *_, leaving = world.engine_pods().values()
