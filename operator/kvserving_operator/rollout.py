@@ -75,7 +75,7 @@ def advance(at: Situation) -> Step:
     """Move towards the spec by at most one step."""
     at, settled = _settle(_retried(at))
     step = _decide(at)
-    step = replace(step, state=arranged(at, step.state))
+    step = replace(step, state=arranged(at, step.state), tries=_tried(at, step))
     current = step.state.current
     only_one_failed = (
         current is not None
@@ -83,6 +83,13 @@ def advance(at: Situation) -> Step:
         and _refused(step.state, current, at.retry) is not None
     )
     return replace(step, actions=(*settled, *step.actions), stopped=only_one_failed)
+
+
+def _tried(at: Situation, step: Step) -> Revision | None:
+    """The template on trial, also while its check has to be made again or a claim is missing."""
+    record, candidate = at.trials.running, step.state.candidate
+    again = record is not None and candidate is not None and record.revision == candidate.hash
+    return candidate if again and step.phase is Phase.CHECKING else step.tries
 
 
 def _decide(at: Situation) -> Step:
