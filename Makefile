@@ -25,7 +25,7 @@ test-full: test ## `make test` and the long runs: fault matrix, kill points, soa
 	$(BIN)/pytest -n 2 --hypothesis-profile=search -m "hypothesis and not cluster and not engine"
 	$(BIN)/python hack/testenv.py $(BIN)/pytest -m "full"
 
-lint: $(STAMP) ## Formatting, lint, types, layers, generated files
+lint: $(STAMP) ## Formatting, lint, types, layers, generated files; the site of docs/ in build/docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy operator tuner kernels hack/localcluster hack/demo hack/models hack/observability benchmarks tests
@@ -33,6 +33,7 @@ lint: $(STAMP) ## Formatting, lint, types, layers, generated files
 	$(BIN)/python -m kvserving_operator.api.crd --check
 	$(BIN)/python -m kvserving_operator.api.docs --check
 	PYTHONPATH=hack $(BIN)/python -m observability --check
+	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
 
 unit: $(STAMP) ## Tests that need no cluster and no engine
 	$(BIN)/pytest -n 2 -m "not cluster and not engine and not prometheus and not full"

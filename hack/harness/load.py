@@ -31,7 +31,8 @@ class ChatLoad:
     """Keeps `clients` conversations going against one OpenAI-compatible endpoint.
 
     Answers are between half of `max_tokens` and all of it long. Nothing is retried: a request that
-    fails is an outcome with an error.
+    fails is an outcome with an error. Without `keep_alive` each request has a connection of its
+    own, so that a Service spreads requests and not clients.
     """
 
     url: str
@@ -42,14 +43,16 @@ class ChatLoad:
     seed: int = 0
     stagger_seconds: float = 0.0
     pause_seconds: float = 0.0
+    keep_alive: bool = True
     outcomes: list[Outcome] = field(default_factory=list)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, duration_seconds: float) -> Sequence[Outcome]:
         """Load the endpoint for a time, let the last answers finish, and give all outcomes."""
         client = openai.AsyncOpenAI(
-            base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=900
-        )
+            base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=900,
+            default_headers=None if self.keep_alive else {"Connection": "close"},
+        )  # fmt: skip
         self._stopping.clear()
         async with client, asyncio.TaskGroup() as group:
             for index in range(self.clients):

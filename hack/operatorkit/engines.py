@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 
 from kvserving_kernels.formats.flags import EVICTION_FIELD, OBJECT, dtype_in
+from kvserving_tuner.probes.client import NOT_FINITE
 from operatorkit.answers import WordModel
 from operatorkit.cluster import Clock
 
@@ -40,6 +41,8 @@ class Engines:
         """The same of engines with another model or program, by address."""
         self.vocabularies: dict[str, int] = {}
         """First token of what engines with another tokenizer make of a text, by address."""
+        self.no_numbers: set[str] = set()
+        """Formats through which likelihoods are no numbers."""
         self.probe_error: httpx.Response | None = None
         self.finished = 9
         self.errors: dict[str, int] = {}
@@ -55,6 +58,8 @@ class Engines:
         """Whether the model knows no answer, whatever its cache holds."""
         self.confused: set[str] = set()
         """Formats through which it knows none."""
+        self.dumb: dict[str, str] = {}
+        """What engines say to everything, by format."""
         self.answer_error: httpx.Response | None = None
         self.seconds_per_answer = 0.0
         self.clock: Clock | None = None
@@ -131,6 +136,9 @@ class Engines:
             fault = {"field": "as_dtype", "expected": ", ".join(known), "got": dtype}
             message = f"as_dtype: expected one of {fault['expected']}, got {dtype}"
             return httpx.Response(422, json={"error": {**fault, "message": message}})
+        if dtype in self.no_numbers:
+            error = {"reason": NOT_FINITE, "message": "a likelihood is no number"}
+            return httpx.Response(500, json={"error": error})
         skip, count = body["skip"], len(body["token_ids"])
         worse = self.worse.get(dtype, 0.0) + self.worse_models.get(host, 0.0)
         logprobs = [None] * skip + [-2.0 - worse] * (count - skip)
@@ -143,6 +151,7 @@ class Engines:
         knows = not self.clueless and self.dtypes.get(host, self.model_dtype) not in self.confused
         eviction = self.evictions.get(host, {"policy": "None"})
         text = self.model.answer(body["prompt"], eviction) if knows else " I do not know."
+        text = self.dumb.get(self.dtypes.get(host, self.model_dtype), text)
         return httpx.Response(200, json={"choices": [{"text": text}]})
 
     def _document(self, host: str) -> dict[str, Any]:

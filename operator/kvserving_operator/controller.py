@@ -43,8 +43,9 @@ from kvserving_operator.trials.asking import Asking
 from kvserving_operator.trials.audit import trial_line
 from kvserving_operator.trials.learning import learned
 from kvserving_operator.trials.probing import Probing
+from kvserving_operator.trials.reference import read_policy
 from kvserving_operator.trials.report import events
-from kvserving_operator.trials.runner import TrialRunner, read_policy
+from kvserving_operator.trials.runner import TrialRunner
 from kvserving_operator.tuning import Judge, ServingTuner, Turn, new_basis
 from kvserving_tuner.audit import audit_line
 from kvserving_tuner.decision import Reason
@@ -225,7 +226,7 @@ class Controller:
             turn=turn,
             switched=switched,
             now=self._clock(),
-            policy_missing=policy.missing,
+            policy_problem=policy.problem,
             trials=session.memory.trials,
             trial=trial,
             traffic=traffic,

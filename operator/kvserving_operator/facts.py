@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from kvserving_operator.actions import Announce
+from kvserving_operator.api.reasons import Reason
 from kvserving_operator.api.v1alpha1 import KVServing
 from kvserving_operator.observe import PodView
 from kvserving_operator.render.names import ServingRef
@@ -26,7 +27,8 @@ class Facts:
     switched: Switched
     now: float
     """Seconds since the epoch."""
-    policy_missing: bool = False
+    policy_problem: tuple[Reason, str] | None = None
+    """Why the rollback policy that is named cannot be followed."""
     trials: Trials = field(default_factory=Trials)
     trial: Outcome | None = None
     """What became of the trials at this tick; None where they could not be looked at."""

@@ -17,8 +17,8 @@ from kvserving_operator.switching import Request, Switched
 from kvserving_operator.traffic.report import Traffic, traffic_events
 from kvserving_operator.traffic.router import Router, Situation
 from kvserving_operator.trials.record import Trials
+from kvserving_operator.trials.reference import Policy
 from kvserving_operator.trials.restart import Start
-from kvserving_operator.trials.runner import Policy
 from kvserving_operator.trials.turn import Outcome
 from kvserving_operator.tuning import Turn
 

@@ -38,6 +38,14 @@ TEMPLATE_FIELDS: Mapping[str, Any] = {
 """Fields of a spec that shape a pod; the latency targets are edges of the engine's histograms."""
 
 
+JUDGED_FIELDS: Mapping[str, Any] = {
+    "model": {"uri", "revision"},
+    "engine": {"accelerator", "parallelism", "weight_quantization", "extra_args"},
+}
+"""Fields that what a KV format costs in quality may depend on, beside the image: `extraArgs` choose
+the attention backend, among other things. `version` only says what the image has."""
+
+
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -53,6 +61,8 @@ class Revision(_Frozen):
     """When it became what it is now (candidate, or in force), in seconds since the epoch."""
     base_hash: str = ""
     """Hash of the inputs without `kvCache`; empty where it is not known."""
+    engines_hash: str = ""
+    """Hash of what a verdict of a trial on its engines holds for; empty where it is not known."""
     start: KVSettings | None = None
     """What its engines start with; None where that is not known."""
     live: KVSettings | None = None
@@ -107,6 +117,7 @@ class Revision(_Frozen):
         if self.inputs_hash == inputs_hash(spec):
             update |= {
                 "base_hash": base_hash(spec),
+                "engines_hash": engines_hash(spec, self.image),
                 "start": asked(spec),
                 "contents": contents(spec, self.image),
             }
@@ -183,6 +194,14 @@ def base_hash(spec: KVServingSpec) -> str:
     return content_hash({key: value for key, value in _inputs(spec).items() if key != "kv_cache"})
 
 
+def engines_hash(spec: KVServingSpec, image: str) -> str:
+    """Hash of model, engine and accelerator: a verdict on a change holds for no others."""
+    chosen = spec.model_dump(
+        mode="json", by_alias=False, exclude_defaults=True, include=dict(JUDGED_FIELDS)
+    )
+    return content_hash({"spec": chosen, "image": image})
+
+
 def _inputs(spec: KVServingSpec) -> dict[str, Any]:
     chosen = spec.model_dump(
         mode="json", by_alias=False, exclude_defaults=True, include=dict(TEMPLATE_FIELDS)
@@ -212,6 +231,7 @@ def render_revision(
         template=pod_template(ref, engine),
         since=now,
         base_hash=base_hash(spec),
+        engines_hash=engines_hash(spec, engine.image),
         start=asked(spec),
         live=live or asked(spec),
         contents=contents(spec, engine.image),

@@ -95,10 +95,8 @@ def metrics_available(facts: Facts) -> Outcome | None:
 
 def quality_gate(facts: Facts) -> Outcome:
     """Verdict on output quality: that of the latest trial, or where the one under way stands."""
-    reference = facts.serving.spec.rollback_policy_ref
-    if facts.policy_missing and reference is not None:
-        message = f"spec.rollbackPolicyRef: KVRollbackPolicy {reference.name} does not exist"
-        return Outcome(None, Reason.POLICY_NOT_FOUND, message)
+    if facts.policy_problem is not None:
+        return Outcome(None, *facts.policy_problem)
     record, settled = facts.trials.running, facts.trials.settled
     restarted = facts.trials.restarted
     if record is not None:

@@ -86,6 +86,42 @@ def test_a_trial_by_hand_ends_when_a_person_says_so(
     wait_for(lambda: before == dtypes(kube, NAME, serving), "engines run what they did", 60)
 
 
+def test_a_single_engine_is_compared_with_itself_by_turns(
+    kube: Kube, serving: str, client: ChatLoad
+) -> None:
+    name, change = "single", {"kvCacheDtype": "int8"}
+    kube.apply(tiny_serving(name, replicas=1, rollbackPolicyRef={"name": "quick"}), serving)
+    wait_ready(kube, name, serving)
+    pods = {pod["metadata"]["uid"] for pod in engine_pods(kube, name, serving)}
+    load = ChatLoad(kube.service_url(name, serving), "tiny", clients=4, max_tokens=16)
+    with in_background(load, 1800):
+        trial = trials.manifest("by-turns", name, change, policy(maxDropPercent=10))
+        # Each turn with the change ends with one without it.
+        trial["spec"]["policy"]["ab"]["minDurationSeconds"] = 100
+        kube.apply(trial, serving)
+        seen: list[str] = []
+
+        def ended() -> dict[str, Any] | None:
+            found = kube.get(trials.TRIAL, "by-turns", serving) or {}
+            for dtype in dtypes(kube, name, serving):
+                if dtype and (not seen or seen[-1] != dtype):
+                    seen.append(dtype)
+            status: dict[str, Any] = found.get("status", {})
+            return status if status.get("state") == "Finished" else None
+
+        status = wait_for(ended, "the trial by turns ends", 1200)
+    assert [] == load.failures
+    assert "Promoted" == status["verdict"], status
+    assert seen.count("int8") >= 2, seen
+    assert "int8" == seen[-1]
+    assert status["quietBlocks"] >= 1, status
+    guards = {e["name"]: e for e in status["evidence"] if e["name"] in ("TTFT", "TPOT")}
+    assert all(int(each["samples"]) >= 1 for each in guards.values()), status
+    assert guards
+    assert pods == {pod["metadata"]["uid"] for pod in engine_pods(kube, name, serving)}
+    kube.run("delete", KVSERVING, name, "-n", serving, "--wait", "--timeout=120s")
+
+
 @pytest.fixture
 def smollm2(kube: Kube, serving: str) -> Iterator[str]:
     """A KVServing of a trained model, under the default bound of 2 %."""

@@ -48,6 +48,17 @@ async def test_what_both_engines_answer_is_graded() -> None:
     assert (found.grade, found.baseline, found.error, found.failed) == (0, 0, "", ())
 
 
+@pytest.mark.parametrize(("text", "is_garbage"), [("", True), ("?", True), (" not that", False)])
+async def test_an_answer_that_is_none_is_told_from_a_wrong_one(text: str, is_garbage: bool) -> None:
+    said, ok = ({"choices": [{"text": each}]} for each in (text, " at noon"))
+    found = await answer({"a": httpx.Response(200, json=said), "b": httpx.Response(200, json=ok)})
+    assert (found.grade, found.is_garbage) == (0, is_garbage)
+    # What the engine in 16 bits says, alone or too, is not the change's doing.
+    for first in (ok, said):
+        both = {"a": httpx.Response(200, json=first), "b": httpx.Response(200, json=said)}
+        assert not (await answer(both)).is_garbage
+
+
 @pytest.mark.parametrize(
     ("failing", "failed"),
     [

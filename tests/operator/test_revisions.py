@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvserving_operator.live import asked, asking_for
+from kvserving_operator.live import KVSettings, asked, asking_for
 from kvserving_operator.memory import Memory, recall
 from kvserving_operator.render.children import deployment
 from kvserving_operator.revisions import (
@@ -157,3 +157,32 @@ def test_verdicts_are_bounded_and_the_newest_counts() -> None:
     state = state.judged(refused)
     assert refused == state.verdict("14", "a")
     assert state.verdict("14", "b") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "others"),
+    [
+        ({}, False),
+        ({"engine": engine_spec(maxNumSeqs=8, maxModelLen=512)}, False),
+        ({"engine": engine_spec(version="0.32.0")}, False),
+        ({"kvCache": {"dtype": "int8"}}, False),
+        ({"replicas": 5, "slo": {"ttftMilliseconds": 100}}, False),
+        ({"model": {"name": "other", "uri": "pvc://models/tiny-llama"}}, False),
+        ({"model": {"name": "tiny", "uri": "pvc://models/other"}}, True),
+        ({"engine": engine_spec(image="engine:2")}, True),
+        ({"engine": engine_spec(weightQuantization="fp8")}, True),
+        ({"engine": engine_spec(extraArgs=["--dtype=float32"])}, True),
+        ({"engine": engine_spec(parallelism={"tensor": 2, "pipeline": 1})}, True),
+    ],
+)
+def test_a_verdict_is_of_a_model_and_an_engine(changes: dict[str, Any], others: bool) -> None:
+    first, second = (
+        render_revision(REF, spec_of(**spec), Settings(), RevisionState(), 0.0)
+        for spec in ({}, changes)
+    )
+    assert first.engines_hash
+    assert (first.engines_hash != second.engines_hash) == others
+    assert first.following(spec_of(), KVSettings()).engines_hash == first.engines_hash
+    # Of an older operator, which kept none.
+    known = first.model_copy(update={"engines_hash": ""}).following(spec_of(), KVSettings())
+    assert known.engines_hash == first.engines_hash

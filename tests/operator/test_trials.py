@@ -9,6 +9,7 @@ import pytest
 from kvserving_operator.kinds import Kind
 from kvserving_tuner.remembered import Judged
 from kvserving_tuner.trials.plan import Gain
+from operatorkit.engines import HISTOGRAMS
 from operatorkit.specs import engine_spec
 from operatorkit.trials import (
     GUARDED,
@@ -114,6 +115,22 @@ async def test_a_format_that_fails_in_service_sends_all_to_the_fallback(world: W
     assert "ServedLikelihoodShort" in status["message"]
 
 
+async def test_a_format_that_fails_in_service_goes_though_no_metric_can_be_read(
+    world: World,
+) -> None:
+    await ready(world)
+    world.put(replicas=2, **GUARDED, kvCache={"dtype": "int8"})
+    await reach(world, "Running")
+    world.engines.hidden = {"vllm:request_success_total", *HISTOGRAMS}
+    await serve(world, 3)
+    assert "holds" in only_trial(world)["message"]
+    world.engines.worse["int8"] = 0.4
+    await serve(world, 40)
+    status = only_trial(world)
+    assert ("RolledBack", "QualityDrop") == (status["verdict"], status["reason"])
+    assert ["bfloat16", "bfloat16"] == dtypes(world)
+
+
 async def test_a_rollback_reaches_all_engines_at_one_look(world: World) -> None:
     await ready(world, replicas=4)
     put_trial(world, policy={**POLICY, "ab": {**POLICY["ab"], "steps": [75]}})
@@ -144,6 +161,13 @@ async def test_a_promoted_format_whose_quality_falls_goes_back_to_16_bits(world:
     assert "True" == world.condition("RolledBack")["status"]
     assert "Failed" == world.condition("QualityGate")["reason"]
     assert 1 == len(trials(world))
+    # It is remembered as what a trial has rejected.
+    world.put(replicas=2, **GUARDED)
+    await serve(world, 3)
+    world.put(replicas=2, **GUARDED, kvCache={"dtype": "int8"})
+    await serve(world, 5)
+    assert 1 == len(trials(world))
+    assert "True" == world.condition("RolledBack")["status"]
 
 
 async def test_an_edit_without_a_policy_needs_no_trial(world: World) -> None:
@@ -359,13 +383,20 @@ async def test_prompts_of_two_blocks_or_less_are_no_probe(world: World) -> None:
     assert ["bfloat16", "bfloat16"] == dtypes(world)
 
 
-async def test_what_trials_cannot_judge_is_refused_with_its_field(world: World) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("maxActiveSeqs", 4), ("engineImage", "engine:2"), ("modelRevision", "v2")],
+)
+async def test_what_trials_cannot_judge_is_refused_with_its_field(
+    world: World, field: str, value: object
+) -> None:
     await ready(world)
-    put_trial(world, change={"maxActiveSeqs": 4})
+    put_trial(world, change={field: value, "kvCacheDtype": "int8"})
     await serve(world, 2)
     status = only_trial(world)
     assert ("Failed", "NotSupported") == (status["verdict"], status["reason"])
-    assert "spec.change.max_active_seqs" in status["message"]
+    assert f"spec.change.{field}: expected" in status["message"]
+    assert ["bfloat16", "bfloat16"] == dtypes(world)
 
 
 async def test_an_engine_that_cannot_take_the_change_ends_the_trial(world: World) -> None:

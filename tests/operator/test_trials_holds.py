@@ -111,6 +111,18 @@ async def test_a_guard_without_its_metric_holds_the_trial(
     assert "Promoted" == only_trial(world).get("verdict"), only_trial(world)
 
 
+@pytest.mark.parametrize(("metric", "guard"), [(HISTOGRAMS[0], "TTFT"), (HISTOGRAMS[1], "TPOT")])
+async def test_a_guard_that_is_disabled_needs_no_metric(
+    world: World, metric: str, guard: str
+) -> None:
+    await ready(world)
+    put_trial(world, policy=policy(guards={"disabled": [guard]}))
+    await reach(world, "Running")
+    world.engines.hidden = {metric}
+    await serve(world, 60)
+    assert "Promoted" == only_trial(world).get("verdict"), only_trial(world)
+
+
 async def test_nothing_is_promoted_on_what_other_weights_showed(world: World) -> None:
     old, new = ({f"10.0.0.{n}": name for n in (1, 2)} for name in ("old", "new"))
     world.engines.weights = old
@@ -138,6 +150,24 @@ async def test_nothing_is_promoted_on_what_other_weights_showed(world: World) ->
     assert "other weights" in first["message"]
     (second,) = statuses.values()
     assert ("RolledBack", "QualityDrop") == (second["verdict"], second["reason"])
+
+
+async def test_a_verdict_on_other_weights_is_none_on_these(world: World) -> None:
+    old, new = ({f"10.0.0.{n}": name for n in (1, 2)} for name in ("old", "new"))
+    world.engines.weights = old
+    await ready(world)
+    world.put(replicas=2, **GUARDED, kvCache={"dtype": "int2"})
+    await serve(world, 40)
+    assert "RolledBack" == only_trial(world)["verdict"]
+    # An engine that does not tell is not known to be another.
+    for weights in ({}, old | {"10.0.0.2": "new"}):
+        world.engines.weights = weights
+        await serve(world, 3)
+        assert 1 == len(trials(world))
+    world.engines.weights = new
+    world.engines.worse = {}
+    await serve(world, 120)
+    assert ["RolledBack", "Promoted"] == [t["status"]["verdict"] for t in trials(world).values()]
 
 
 async def test_engines_that_do_not_tell_their_weights_are_compared_all_the_same(

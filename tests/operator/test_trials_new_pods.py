@@ -6,7 +6,7 @@ import pytest
 
 from kvserving_operator.kinds import Kind
 from kvserving_operator.settings import Settings
-from operatorkit.specs import NAME, NAMESPACE, engine_spec
+from operatorkit.specs import IMAGE, NAME, NAMESPACE, engine_spec
 from operatorkit.trials import (
     GUARDED,
     only_trial,
@@ -159,6 +159,72 @@ async def test_a_fleet_that_was_rolled_back_keeps_what_is_in_force(
     assert NEW in args(world)
     assert not any("int2" in each for each in args(world))
     assert (len(sent(world)), len(trials(world))) == (before, 1)
+
+
+INT2: dict[str, Any] = {"kvCache": {"dtype": "int2"}}
+NEWER = "ghcr.io/kvserving/engine-cpu:0.32.1"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"engine": engine_spec(image=NEWER)},
+        {"engine": engine_spec(parallelism={"tensor": 2, "pipeline": 1})},
+        {"engine": engine_spec(weightQuantization="fp8")},
+        {"engine": engine_spec(extraArgs=["--attention-backend=TRITON_ATTN"])},
+        {"model": {"name": "tiny", "uri": "pvc://models/tiny-llama-2"}},
+    ],
+    ids=["image", "parallelism", "weights", "backend", "model"],
+)
+async def test_a_verdict_holds_for_the_engines_that_it_is_of(
+    world: World, other: dict[str, Any]
+) -> None:
+    await ready(world)
+    edit(world, **INT2)
+    assert (await finish(world))["verdict"] == "RolledBack"
+    # Others may do well with what these did badly with.
+    world.engines.worse["int2"] = 0.0
+    edit(world, **INT2, **other)
+    await world.settle()
+    assert (await finish(world))["verdict"] == "Promoted"
+    assert len(trials(world)) == 2
+    assert fleet(world) == ["int2", "int2"]
+    assert world.condition("RolledBack")["status"] == "False"
+
+
+async def test_the_former_engines_are_not_tried_again(world: World) -> None:
+    await ready(world)
+    edit(world, **INT2)
+    await finish(world)
+    edit(world, **INT2, engine=engine_spec(image=NEWER))
+    await world.settle()
+    assert (await finish(world))["verdict"] == "RolledBack"
+    assert len(trials(world)) == 2
+    edit(world, **INT2, engine=engine_spec(image=IMAGE))
+    await world.settle()
+    await serve(world, 10)
+    assert len(trials(world)) == 2
+    assert fleet(world) == ["bfloat16", "bfloat16"]
+    assert world.condition("RolledBack")["status"] == "True"
+
+
+@pytest.mark.parametrize("by", ["control", "deletion"])
+async def test_what_a_person_has_ended_is_not_tried_on_other_engines(world: World, by: str) -> None:
+    await ready(world)
+    edit(world, **INT8)
+    await reach(world, "Running")
+    (name,) = trials(world)
+    if by == "control":
+        world.cluster.objects[(Kind.KVTrial, NAMESPACE, name)]["spec"]["control"] = "RollBack"
+    else:
+        del world.cluster.objects[(Kind.KVTrial, NAMESPACE, name)]
+    await serve(world, 5)
+    edit(world, **INT8, engine=engine_spec(image=NEWER))
+    await world.settle()
+    await serve(world, 10)
+    assert len(trials(world)) == int(by == "control")
+    assert fleet(world) == ["bfloat16", "bfloat16"]
+    assert world.condition("RolledBack")["status"] == "True"
 
 
 async def test_new_pods_start_with_what_was_promoted(world: World) -> None:

@@ -233,8 +233,13 @@ def test_a_probe_tells_what_the_switched_engine_has() -> None:
 def test_the_judge_errs_no_more_often_than_a_policy_says() -> None:
     document = read("judge_error_rates.json")
     most = document["rates"]["false_rollback"]
-    judged = [row for row in document["rows"] if row.get("false_rollback") is not None]
-    assert judged
+    # Prompts of `int2` change by a third, which counts against a change whatever the mean is.
+    judged = [
+        row
+        for row in document["rows"]
+        if row.get("false_rollback") is not None and not row["case"].startswith("int2")
+    ]
+    assert any("equal caches" in row["case"] for row in judged)
     for row in judged:
         assert row["runs"] >= 2000
         assert row["false_rollback"] <= most * row["runs"], row
@@ -245,6 +250,8 @@ def test_a_bad_format_is_rolled_back_in_service_and_no_client_sees_it() -> None:
     assert len(found) >= 10
     for row in found:
         assert (row["verdict"], row["client_errors"]) == ("RolledBack", 0)
+        # From the probe whose result crosses the bound to the last engine's own word.
+        assert 0 < row["seconds_to_fallback"] <= 10, row
         assert row["requests"] > 0
 
 
@@ -254,3 +261,24 @@ def test_the_simulator_takes_the_steps_of_recorded_traces_fast_enough() -> None:
     assert len(traces) >= 4
     # Decision 18.
     assert all(row["steps_per_second"] >= 200_000 for row in traces)
+
+
+def test_the_page_says_what_the_file_of_the_judge_holds() -> None:
+    file = {row["case"]: row for row in rows("judge_error_rates.json")}
+    _, *lines = table("evaluation.md", "case")
+    keys = ("false_rollback", "missed", "pairs_median", "pairs_p90")
+    for case, *cells in lines:
+        shown = [None if cell == "" else int(cell.replace(",", "")) for cell in cells]
+        found = [file[case][key] for key in keys]
+        assert shown == [None if each is None else int(f"{each:.0f}") for each in found], case
+
+
+def test_the_page_says_what_the_file_of_rollbacks_holds() -> None:
+    found = rows("rollback_e2e.json")
+    seconds = [row["seconds_to_fallback"] for row in found]
+    text = " ".join((ROOT / "docs/evaluation.md").read_text().split())
+    assert len(found) >= 10
+    assert f"took {min(seconds):.1f} to {max(seconds):.1f} s" in text
+    assert f"{sum(row['requests'] for row in found)} requests, none failed" in text
+    assert 0 == sum(row["client_errors"] for row in found)
+    assert max(seconds) <= 10

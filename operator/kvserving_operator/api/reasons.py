@@ -106,6 +106,11 @@ class Reason(_Explained):
     FAILED = "Failed", "The quality fell below the policy's bounds."
     INCONCLUSIVE = "Inconclusive", "The evidence allows no verdict yet."
     NOT_RUN = "NotRun", "Quality has not been measured for the settings in force."
+    POLICY_INVALID = (
+        "PolicyInvalid",
+        "The rollback policy, or it together with spec.rollbackPolicy, is not valid, so nothing is"
+        " tried.",
+    )
     POLICY_NOT_FOUND = (
         "PolicyNotFound",
         "The rollback policy that the spec names does not exist, so nothing is tried.",

@@ -4,6 +4,7 @@ from kvserving_operator.api.v1alpha1 import RequestedBy
 from kvserving_operator.live import KVSettings
 from kvserving_operator.trials.record import (
     Ended,
+    Engines,
     Record,
     Rejected,
     Restarted,
@@ -14,13 +15,15 @@ from kvserving_operator.trials.record import (
 )
 from kvserving_operator.trials.watch import Watch
 from kvserving_tuner.judge import Cause
-from kvserving_tuner.trials.progress import Conclusion, Verdict
+from kvserving_tuner.trials.progress import Conclusion, End, Verdict
 from kvserving_tuner.trials.watched import begin
 
 REMEMBERED = 16
 """Rejections that are kept."""
 VALUE_LIMIT = 128
 """Most characters of a value in `status.verdicts`."""
+BY_PERSON = frozenset({End.ASKED_FOR, End.SUPERSEDED})
+"""Ends that say nothing of any engine."""
 
 
 def after(trials: Trials, record: Record, now: float) -> Trials:
@@ -52,6 +55,7 @@ def after(trials: Trials, record: Record, now: float) -> Trials:
         asked=asked,
         settings=record.remains,
         template=record.template,
+        engines=Engines() if conclusion.reason in BY_PERSON else record.engines,
         trial=record.name,
         rolled_back=spec_wanted_it and not promoted,
         verdict=conclusion.verdict,
@@ -63,6 +67,7 @@ def after(trials: Trials, record: Record, now: float) -> Trials:
         rejected = with_rejection(
             trials,
             record.candidate,
+            record.engines,
             record.name,
             conclusion.message,
             now,
@@ -124,7 +129,9 @@ def _after_restart(trials: Trials, record: Record, conclusion: Conclusion, now: 
     return trials.model_copy(update=update)
 
 
-def after_regression(trials: Trials, watch: Watch, message: str, now: float) -> Trials:
+def after_regression(
+    trials: Trials, watch: Watch, message: str, engines: Engines, now: float
+) -> Trials:
     """With the fallback in force, as what was promoted does not keep its quality any more."""
     if trials.settled is None:
         raise ValueError("expected something promoted to be in force")
@@ -132,6 +139,7 @@ def after_regression(trials: Trials, watch: Watch, message: str, now: float) -> 
         asked=trials.settled.asked,
         settings=watch.fallback,
         template=trials.settled.template,
+        engines=engines,
         trial=watch.trial,
         rolled_back=trials.settled.asked == watch.settings,
         verdict=Verdict.ROLLED_BACK,
@@ -146,7 +154,7 @@ def after_regression(trials: Trials, watch: Watch, message: str, now: float) -> 
         ),
     )
     rejected = with_rejection(
-        trials, watch.settings, watch.trial, message, now, watch.reject_for_seconds
+        trials, watch.settings, engines, watch.trial, message, now, watch.reject_for_seconds
     )
     update = {"running": None, "settled": settled, "rejected": rejected, "watch": None}
     return trials.model_copy(update=update)
@@ -155,6 +163,7 @@ def after_regression(trials: Trials, watch: Watch, message: str, now: float) -> 
 def with_rejection(
     trials: Trials,
     settings: KVSettings,
+    engines: Engines,
     trial: str,
     message: str,
     now: float,
@@ -163,6 +172,12 @@ def with_rejection(
     """Rejections with a new one, unless the policy forgets at once."""
     if not seconds:
         return trials.rejected
-    entry = Rejected(settings=settings, trial=trial, message=message, until=now + seconds)
-    others = (each for each in trials.rejected if each.settings != settings)
+    entry = Rejected(
+        settings=settings, engines=engines, trial=trial, message=message, until=now + seconds
+    )
+    others = (
+        each
+        for each in trials.rejected
+        if each.settings != settings or each.engines.differ(engines)
+    )
     return (*others, entry)[-REMEMBERED:]

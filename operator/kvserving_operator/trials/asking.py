@@ -14,6 +14,7 @@ from kvserving_operator.trials.background import Background
 from kvserving_tuner.errors import ChangeFailed, Rejected, RuntimeAPIError, ServerFailed
 from kvserving_tuner.probes.client import ProbeClient
 from kvserving_tuner.probes.fitting import Fitted, fitted
+from kvserving_tuner.probes.scoring import is_garbage
 from kvserving_tuner.probes.tasks import reference_task
 from kvserving_tuner.sources.base import EngineTarget
 from kvserving_tuner.trials.tasks import Cell
@@ -60,6 +61,9 @@ class Answer:
     ask: Ask
     grade: float | None = None
     baseline: float | None = None
+    is_garbage: bool = False
+    """Whether the engine with the change gave no answer at all (nothing, no text, or a loop), and
+    not the one in 16 bits too."""
     error: str = ""
     too_short: bool = False
     failed: tuple[str, ...] = ()
@@ -123,7 +127,14 @@ class Asking(Background[Answer]):
         )
         if isinstance(grade, RuntimeAPIError) or isinstance(baseline, RuntimeAPIError):
             return _failed(ask, grade, baseline)
-        return Answer(ask, grade, ask.recorded if baseline is None else baseline)
+        return Answer(
+            ask,
+            None if grade is None else grade.grade,
+            ask.recorded if baseline is None else baseline.grade,
+            is_garbage=grade is not None
+            and grade.is_garbage
+            and (baseline is None or not baseline.is_garbage),
+        )
 
     async def _found(self, ask: Ask, target: EngineTarget) -> Fitted:
         cell = ask.cell
@@ -134,14 +145,14 @@ class Asking(Background[Answer]):
 
     async def _tried(
         self, ask: Ask, found: Fitted, target: EngineTarget | None
-    ) -> float | RuntimeAPIError | None:
+    ) -> "_Given | RuntimeAPIError | None":
         """A grade, or why there is none: what one engine fails says nothing of the other one."""
         try:
             return await self._grade(ask, found, target)
         except RuntimeAPIError as error:
             return error
 
-    async def _grade(self, ask: Ask, found: Fitted, target: EngineTarget | None) -> float | None:
+    async def _grade(self, ask: Ask, found: Fitted, target: EngineTarget | None) -> "_Given | None":
         if target is None:
             return None
         task = found.task
@@ -149,7 +160,15 @@ class Asking(Background[Answer]):
         answer = await self._client.answer(
             target, ask.model, found.token_ids, task.answer_tokens, salt
         )
-        return task.grade(task.start + answer)
+        return _Given(task.grade(task.start + answer), is_garbage(answer))
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What one engine's answer comes to."""
+
+    grade: float
+    is_garbage: bool
 
 
 def _failed(ask: Ask, *answers: object) -> Answer:

@@ -43,7 +43,7 @@ def plan_of(
     percents = {
         Guard.TTFT: guards.ttft_max_increase_percent,
         Guard.TPOT: guards.tpot_max_increase_percent,
-        Guard.ERRORS: _in_points(guards.error_rate_max_increase_basis_points),
+        Guard.ERRORS: guards.error_rate_max_increase_basis_points / 100,
         Guard.PREEMPTIONS: guards.preemption_rate_max_increase_percent,
         Guard.THROUGHPUT: guards.throughput_max_drop_percent,
     }
@@ -75,14 +75,10 @@ def plan_of(
         guards={
             guard: percent
             for guard, percent in percents.items()
-            if percent is not None
+            if guard not in guards.disabled
             and not (guard in (Guard.THROUGHPUT, Guard.ERRORS) and percent >= 100)
         },
     )
-
-
-def _in_points(basis_points: int | None) -> float | None:
-    return None if basis_points is None else basis_points / 100
 
 
 def fallback_of(policy: KVRollbackPolicySpec) -> KVSettings:

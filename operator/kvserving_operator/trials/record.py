@@ -22,6 +22,20 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
+class Engines(_Frozen):
+    """What a verdict on a change holds for; empty where it is not known."""
+
+    build: str = ""
+    """Hash of model, image, parallelism and accelerator (`Revision.engines_hash`)."""
+    weights: str = ""
+    """Hash of the weights that all of them have."""
+
+    def differ(self, other: Self) -> bool:
+        """Whether these are known to be others."""
+        pairs = (self.build, other.build), (self.weights, other.weights)
+        return any(one and two and one != two for one, two in pairs)
+
+
 class Record(_Frozen):
     """A trial under way."""
 
@@ -32,6 +46,8 @@ class Record(_Frozen):
     """`spec.kvCache` while it runs; an edit voids it."""
     template: str
     """Hash of the pods' template; other pods are another trial's."""
+    build: str = ""
+    """What else is known of its engines, as `Engines` has it."""
     weights: str = ""
     """Hash of the weights that its engines have; empty where they do not tell."""
     stable: KVSettings
@@ -65,6 +81,8 @@ class Record(_Frozen):
     """Start of the block of time that is being measured, in seconds since the epoch."""
     own_failures: Mapping[str, float] = Field(default_factory=dict)
     """Tasks of the trial itself that engines have failed since then, by pod."""
+    garbage: int = 0
+    """Tasks in a row that engines with the change gave no answer to, and others a right one."""
     failed_prompt: str = ""
     """Why the last prompt could not be scored; empty where it was."""
     failed_task: str = ""
@@ -72,6 +90,11 @@ class Record(_Frozen):
     again: bool = False
     """Whether the same change is to be tried anew: its pods were replaced, and it is wanted still.
     """
+
+    @property
+    def engines(self) -> Engines:
+        """Engines that its verdict is of."""
+        return Engines(build=self.build, weights=self.weights)
 
     @property
     def remains(self) -> KVSettings:
@@ -141,6 +164,8 @@ class Settled(_Frozen):
     settings: KVSettings
     template: str = ""
     """Hash of the pods' template then."""
+    engines: Engines = Engines()
+    """Engines that a verdict is of; of none where a person or the spec settled it."""
     trial: str = ""
     """KVTrial that settled it; empty where the spec did."""
     rolled_back: bool = False
@@ -181,9 +206,10 @@ class TurnedDown(_Frozen):
 
 
 class Rejected(_Frozen):
-    """A change that a trial has turned down, not to be tried again until `until`."""
+    """A change that a trial has turned down: on such engines it is not tried until `until`."""
 
     settings: KVSettings
+    engines: Engines = Engines()
     trial: str
     message: str
     until: float

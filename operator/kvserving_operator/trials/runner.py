@@ -2,22 +2,20 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kvserving_operator.api.errors import SpecError
 from kvserving_operator.api.v1alpha1 import (
-    KVRollbackPolicySpec,
     KVServing,
     KVTrial,
     KVTrialStatus,
     RequestedBy,
     Switch,
-    parse_policy,
     parse_trial,
 )
 from kvserving_operator.cluster import Cluster, apply_status
 from kvserving_operator.errors import Conflict
-from kvserving_operator.kinds import Kind, Object
+from kvserving_operator.kinds import Kind
 from kvserving_operator.live import KVSettings, Refusal, runs
 from kvserving_operator.observe import PodView
 from kvserving_operator.render.names import RETRY_ANNOTATION, ServingRef
@@ -28,6 +26,7 @@ from kvserving_operator.trials.policy import sixteen_bits
 from kvserving_operator.trials.probe_set import ProbeSet, read_probe_set
 from kvserving_operator.trials.probing import Probing
 from kvserving_operator.trials.record import Trials
+from kvserving_operator.trials.reference import Policy
 from kvserving_operator.trials.report import manifest, superseded_status, trial_status
 from kvserving_operator.trials.restart import Start, change_spec
 from kvserving_operator.trials.seen import Seen, same_weights
@@ -45,15 +44,6 @@ DEFAULT_CONTEXT = 2048
 """Tokens of a probe where neither spec nor engine says how long a context may be."""
 
 Remember = Callable[[Trials], Awaitable[None]]
-
-
-@dataclass(frozen=True)
-class Policy:
-    """The rollback policy that a KVServing names."""
-
-    named: bool = False
-    missing: bool = False
-    spec: KVRollbackPolicySpec | None = None
 
 
 class TrialRunner:
@@ -93,6 +83,7 @@ class TrialRunner:
             eviction=serving.spec.kv_cache.eviction,
             in_force=_in_force(current, asked, pods, turn.readback.runtime, found.values()),
             template=current.hash,
+            build=current.engines_hash,
             generation=serving.metadata.generation,
             has_policy=policy.named,
             policy=policy.spec,
@@ -269,20 +260,3 @@ def _switches(outcome: Outcome) -> bool:
     if before is None or record is None:
         return False
     return before.progress.candidates != record.progress.candidates
-
-
-async def read_policy(cluster: Cluster, serving: KVServing) -> Policy:
-    """Policy that a KVServing names, as far as it exists and is valid."""
-    reference = serving.spec.rollback_policy_ref
-    if reference is None:
-        return Policy()
-    body: Object | None = await cluster.get(
-        Kind.KVRollbackPolicy, serving.metadata.namespace, reference.name
-    )
-    if body is None:
-        return Policy(named=True, missing=True)
-    try:
-        return Policy(named=True, spec=parse_policy(body).spec)
-    except SpecError as error:
-        logger.warning("policy %s/%s: %s", serving.metadata.namespace, reference.name, error)
-        return Policy(named=True, missing=True)

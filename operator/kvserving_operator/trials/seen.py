@@ -19,6 +19,7 @@ from kvserving_operator.trials.probing import Pair
 from kvserving_operator.trials.record import Record
 from kvserving_operator.trials.restart import Start, no_room, start_failure
 from kvserving_operator.trials.select import Wanted
+from kvserving_operator.trials.stopping import end_of, is_mute
 from kvserving_tuner.aliases import SPECS, Quantity
 from kvserving_tuner.judge import HardStop, Split
 from kvserving_tuner.observation import Observation
@@ -143,6 +144,9 @@ def facts_of(
     for answer in seen.answers:
         if answer.ask.trial == record.name:
             update["failed_task"] = failure(answer)
+    hard_stop = end_of(seen.pods, ended)
+    if hard_stop is None and is_mute(record, seen.observation, has):
+        hard_stop = HardStop.NO_TOKENS
     record = record.model_copy(update=update)
     facts = Facts(
         now=seen.now,
@@ -154,7 +158,7 @@ def facts_of(
         unstartable=_start_failure(record, seen),
         no_room=_no_room(record, seen),
         steady=seen.steady,
-        offered=not unable,
+        offered=bool(record.revision) or not unable,
         unoffered=unable[0] if unable else "",
         finished=finished,
         probing=seen.probing,
@@ -165,7 +169,7 @@ def facts_of(
         unanswered_seconds=seen.unanswered_seconds,
         refused="" if refusal is None else f"pod {refusal.pod}: {refusal.message}",
         split=seen.split,
-        hard_stop=HardStop.CRASHED if ended else None,
+        hard_stop=hard_stop,
         superseded=_superseded(record, wanted, trial, is_new=is_new, reloaded=reloaded),
         wish=Wish.RUN if trial is None else Wish(trial.spec.control.value),
     )

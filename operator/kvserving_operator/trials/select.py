@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pydantic.alias_generators import to_camel
+
 from kvserving_operator.api.v1alpha1 import (
     ChangeSpec,
     EvictionSpec,
@@ -25,7 +27,14 @@ from kvserving_operator.trials.policy import (
     plan_of,
     untried,
 )
-from kvserving_operator.trials.record import Record, Rejected, Settled, Trials, remembered
+from kvserving_operator.trials.record import (
+    Engines,
+    Record,
+    Rejected,
+    Settled,
+    Trials,
+    remembered,
+)
 from kvserving_tuner.decision import Action, Decision, Knob
 from kvserving_tuner.probes.names import Probe
 from kvserving_tuner.settings import Slo
@@ -61,6 +70,8 @@ class Wanted:
     """Whether engines can take changes while they serve at all."""
     routed: bool = False
     """Whether a gateway's route gives a trial's candidates their share."""
+    build: str = ""
+    """Hash of model, image, parallelism and accelerator of the engines."""
     weights: str = ""
     """Hash of the weights of all engines; empty where they do not tell or differ."""
     tries: str = ""
@@ -72,6 +83,11 @@ class Wanted:
     apart: bool = False
     """Whether a trial has pods of its own."""
 
+    @property
+    def engines(self) -> Engines:
+        """Engines that a verdict would be of now."""
+        return Engines(build=self.build, weights=self.weights)
+
 
 def settle(trials: Trials, wanted: Wanted, now: float) -> Trials:
     """With an edit that needs no trial in force, and rejections that are over forgotten."""
@@ -82,7 +98,7 @@ def settle(trials: Trials, wanted: Wanted, now: float) -> Trials:
         "rejected": remembered(trials.rejected, now), "turned_down": turned_down
     }  # fmt: skip
     trials = trials.model_copy(update=update)
-    settled, known = trials.settled, rejection(trials.rejected, wanted.asked)
+    settled, known = trials.settled, rejection(trials.rejected, wanted.asked, wanted.engines)
     if settled is None:
         free = not wanted.has_policy or is_safe(wanted.asked)
         return _by_spec(trials, wanted.asked if free else wanted.in_force, wanted.template)
@@ -102,6 +118,10 @@ def settle(trials: Trials, wanted: Wanted, now: float) -> Trials:
             update |= {"asked": settled.settings, "rolled_back": False}
         settled = settled.model_copy(update=update)
         trials = trials.model_copy(update={"settled": settled})
+    if settled.rolled_back and known is None and settled.engines.differ(wanted.engines):
+        # What was found wanting was found of another model or engine.
+        settled = settled.model_copy(update={"asked": settled.settings, "rolled_back": False})
+        trials = trials.model_copy(update={"settled": settled})
     if settled.asked == wanted.asked:
         return trials
     if not wanted.has_policy or not needs_trial(settled.settings, wanted.asked):
@@ -111,6 +131,7 @@ def settle(trials: Trials, wanted: Wanted, now: float) -> Trials:
             asked=wanted.asked,
             settings=settled.settings,
             template=wanted.template,
+            engines=known.engines,
             trial=known.trial,
             rolled_back=True,
             verdict=Verdict.ROLLED_BACK,
@@ -125,9 +146,18 @@ def _by_spec(trials: Trials, settings: KVSettings, template: str) -> Trials:
     return trials.model_copy(update={"settled": settled, "watch": None})
 
 
-def rejection(rejections: Iterable[Rejected], settings: KVSettings) -> Rejected | None:
-    """Rejection of these settings."""
-    return next((each for each in rejections if each.settings == settings), None)
+def rejection(
+    rejections: Iterable[Rejected], settings: KVSettings, engines: Engines
+) -> Rejected | None:
+    """Rejection of these settings on engines that are not known to be others."""
+    return next(
+        (
+            each
+            for each in rejections
+            if each.settings == settings and not each.engines.differ(engines)
+        ),
+        None,
+    )
 
 
 def spec_trial(trials: Trials, wanted: Wanted) -> Record | None:
@@ -227,8 +257,8 @@ def why_not(
         field = untried(trial.spec.change)
         if field:
             return (
-                f"spec.change.{field}: expected kvCacheDtype or eviction, as trials judge no "
-                "other yet"
+                f"spec.change.{to_camel(field)}: expected kvCacheDtype or eviction, as trials "
+                "judge no other yet"
             )
     if not wanted.live:
         return (
@@ -247,7 +277,7 @@ def why_not(
         return "eviction: expected a task probe in the policy's quality.probes, got none"
     if not record.plan.likelihood and not record.plan.tasks:
         return NO_PROBE
-    known = rejection(rejected, record.candidate)
+    known = rejection(rejected, record.candidate, wanted.engines)
     if known is not None and known.trial != record.name:
         return f"rejected by trial {known.trial}: {known.message}"
     return ""
@@ -285,6 +315,7 @@ def _record(
         requested_by=requested_by,
         asked=wanted.asked,
         template=wanted.template,
+        build=wanted.build,
         stable=stable,
         candidate=candidate,
         fallback=fallback_of(policy),

@@ -10,6 +10,8 @@ from kvserving_operator.trials.asking import Ask
 from kvserving_operator.trials.policy import SIXTEEN_BITS, is_safe
 from kvserving_operator.trials.record import Record
 from kvserving_operator.trials.seen import Seen, block_size
+from kvserving_operator.trials.stopping import GARBAGE_IN_A_ROW, with_garbage
+from kvserving_tuner.judge import HardStop
 from kvserving_tuner.probes.names import Probe
 from kvserving_tuner.readings import Known
 from kvserving_tuner.trials.facts import Facts, Wish
@@ -143,7 +145,10 @@ def heard(record: Record, tasks: TaskSet, facts: Facts, seen: Seen) -> tuple[Rec
             progress = paired(
                 record.plan, progress, tasks.cells, ask.number, answer.grade, answer.baseline
             )
-            record = record.model_copy(update={"evidence_at": answer.at})
+            garbage = with_garbage(record.garbage, answer)
+            record = record.model_copy(update={"evidence_at": answer.at, "garbage": garbage})
+    if record.garbage >= GARBAGE_IN_A_ROW and facts.hard_stop is None:
+        facts = replace(facts, hard_stop=HardStop.GARBAGE)
     progress = expecting(record.plan, progress, tasks.cells)
     record = record.model_copy(update={"progress": progress})
     alone = len(seen.pods) == 1 and not record.revision

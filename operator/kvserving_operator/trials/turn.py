@@ -113,7 +113,7 @@ def _watch(trials: Trials, wanted: Wanted, seen: Seen) -> Outcome:
         return Outcome(trials)
     found = look_after(watch, settled.template, wanted.floors, seen)
     if found.fell:
-        regressed = after_regression(trials, watch, found.fell, seen.now)
+        regressed = after_regression(trials, watch, found.fell, wanted.engines, seen.now)
         why = regressed.settled.message if regressed.settled else found.fell
         return Outcome(regressed, regression=f"trial {watch.trial}, {why}")
     kept = trials.model_copy(update={"watch": found.watch})

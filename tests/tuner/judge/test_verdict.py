@@ -82,6 +82,40 @@ def test_a_guard_rolls_back_alone() -> None:
     assert verdict.finding.bound_percent == pytest.approx(10)
 
 
+def test_the_accepted_error_is_shared_by_all_that_can_roll_back() -> None:
+    criterion = relative_rise("ttft", 10)
+    barely = Comparison.start(criterion)
+    while not barely.is_harmful(0.01):
+        barely = barely.add([0.2])
+    others = {f"other-{number}": CALM for number in range(9)}
+    strict = Rules(false_rollback=0.01)
+    for quality, guards in (
+        ({}, others), (dict.fromkeys(others, GOOD), {}), ({"likelihood": GOOD}, {}),
+    ):  # fmt: skip
+        several = Trial(quality, {"ttft": barely, **guards})
+        assert judge(several, strict).outcome is not Outcome.ROLL_BACK
+        count = 1 + len(quality) + len(guards)
+        assert judge(several, Rules(false_rollback=0.01 * count)).outcome is Outcome.ROLL_BACK
+    watched = Trial({}, {"ttft": barely}, watched=dict.fromkeys(others, GOOD))
+    assert judge(watched, strict).outcome is not Outcome.ROLL_BACK
+    assert judge(Trial({}, {"ttft": barely}), strict).outcome is Outcome.ROLL_BACK
+
+
+@pytest.mark.parametrize("side", ["harm", "safety"])
+def test_what_was_shown_stays_shown_whatever_comes_later(side: str) -> None:
+    sign = 1 if side == "harm" else -1
+    found = Comparison.start(relative_rise("ttft", 10))
+    shown = found.is_harmful if side == "harm" else found.is_safe
+    while not shown(0.01):
+        found = found.add([0.2 * sign])
+        shown = found.is_harmful if side == "harm" else found.is_safe
+    # As much as takes all of the capital again.
+    later = found.add([-0.2 * sign] * 10 * found.count)
+    evidence = later.harm if side == "harm" else later.safety
+    assert evidence.e_value < 1
+    assert later.is_harmful(0.01) if side == "harm" else later.is_safe(0.01)
+
+
 def test_nothing_is_promoted_without_quality() -> None:
     verdict = judge(replace(TRIAL, quality={}), Rules())
     assert (verdict.outcome, verdict.cause) == (Outcome.INCONCLUSIVE, Cause.QUALITY_NOT_SHOWN)

@@ -82,6 +82,7 @@ def test_an_arm_is_what_the_only_engine_did_in_a_whole_block() -> None:
         failed=0,
         work=(1.0, 5000 / 60),
         backlog=5.0,
+        in_flight=13.0,
     )
     assert found == (expected, NOW)
     assert arm_of(observation(engine(served)), NOW - 59) is None

@@ -181,6 +181,53 @@ def test_a_share_that_a_route_decides_is_no_gain() -> None:
     assert alike.numbers[GOODPUT_GAIN] == pytest.approx(0)
 
 
+def gauge(first: float, last: float) -> GaugeWindow:
+    middle = (first + last) / 2
+    return GaugeWindow(first, last, min(first, last), middle, max(first, last), max(first, last))
+
+
+def numbers_of(candidate: Window, other: Window, *, weighted: bool = False) -> dict[str, float]:
+    seen = observation(engine(candidate, name="a"), engine(other, name="b"))
+    block = block_of(seen, {"a"}, 0, Slo(), weighted=weighted)
+    assert block is not None
+    return block.numbers
+
+
+@pytest.mark.parametrize("in_flight", [8, 11, 12, 13, 20])
+@pytest.mark.parametrize("waits", [0, 4])
+def test_full_engines_tell_a_gain_of_candidates_that_have_no_fewer_requests(
+    in_flight: int, waits: int
+) -> None:
+    full = replace(PLAIN, running=gauge(8, 8), waiting=gauge(5, 5))
+    faster = replace(
+        PLAIN, finished=window(finished=90).finished, waiting=gauge(waits, waits),
+        running=gauge(in_flight - waits, in_flight - waits),
+    )  # fmt: skip
+    numbers = numbers_of(faster, full)
+    assert (GOODPUT_GAIN in numbers) == (in_flight >= 12)
+    assert GOODPUT_GAIN not in numbers_of(faster, full, weighted=True)
+    if GOODPUT_GAIN in numbers:
+        assert numbers[GOODPUT_GAIN] == pytest.approx(shortfall(1.5, 1.0, 1 / 2))
+    # Engines that are not full might do as much with as many requests.
+    light = replace(full, waiting=gauge(0, 0))
+    assert GOODPUT_GAIN not in numbers_of(faster, light)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_engines_that_are_sent_as_much_are_compared_where_one_does_not_keep_up(
+    weighted: bool,
+) -> None:
+    keeps_up = replace(PLAIN, finished=window(finished=90).finished, waiting=gauge(0, 0))
+    falls_behind = replace(PLAIN, waiting=gauge(0, 30), ttft=lengths(900))
+    numbers = numbers_of(keeps_up, falls_behind, weighted=weighted)
+    assert numbers[GOODPUT_GAIN] == pytest.approx(shortfall(1.5, 1.0, 1 / 2))
+    assert numbers[Guard.TTFT] < 0
+    assert numbers[Guard.THROUGHPUT] < 0
+    worse = numbers_of(falls_behind, keeps_up, weighted=weighted)
+    assert worse[Guard.TTFT] > 0.05
+    assert worse[Guard.THROUGHPUT] > 0.05
+
+
 def test_numbers_of_blocks_are_judged_where_the_plan_says_so() -> None:
     plan = Plan(guards={Guard.TTFT: 10.0}, gain=Gain.CAPACITY)
     assert plan.of_blocks("TTFT") == plan.guard(Guard.TTFT)

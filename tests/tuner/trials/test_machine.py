@@ -137,6 +137,27 @@ def test_a_fall_in_service_goes_to_the_fallback() -> None:
     assert fleet.look().state is State.FINISHED
 
 
+@pytest.mark.parametrize(
+    "seen",
+    [
+        {"blocked": "metrics are stale"},
+        {"changed": frozenset()},
+        {"finished": 0.0},
+        {"unanswered_seconds": 60.0},
+        {"steady": False},
+    ],
+    ids=lambda seen: next(iter(seen)),
+)
+@pytest.mark.parametrize("pods", [PODS, ("only",)])
+def test_a_fall_in_service_waits_for_nothing(seen: dict[str, Any], pods: Sequence[str]) -> None:
+    fleet = running(pods=pods)
+    assert fleet.look(**seen).state is State.RUNNING
+    fleet.score(SERVED, BAD)
+    assert fleet.look(**seen).state is State.ROLLING_BACK
+    assert fleet.progress.conclusion is not None
+    assert fleet.progress.conclusion.to_fallback
+
+
 def test_a_guard_rolls_back_to_what_was_in_force() -> None:
     fleet = running(PLAN.model_copy(update={"guards": {Guard.TTFT: 10}}))
     criterion = fleet.plan.guard(Guard.TTFT)
@@ -366,6 +387,19 @@ def test_a_probe_without_an_answer_is_no_evidence_whatever_users_do(
     assert (fleet.progress.state is State.ROLLING_BACK) == ends
     if not ends:
         assert not fleet.look(5).held
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_what_holds_a_trial_holds_its_steps_its_clock_and_its_end(step: int) -> None:
+    fleet = running()
+    fleet.score(SERVED, GOOD)
+    fleet.until(lambda progress: progress.step == step)
+    before = fleet.progress
+    for _ in range(20):
+        fleet.look(30, finished=50, blocked="metrics are stale")
+    assert fleet.progress.state is State.RUNNING
+    assert (fleet.progress.step, fleet.progress.step_seconds) == (step, before.step_seconds)
+    fleet.until(in_state(State.PROMOTING))
 
 
 def test_what_holds_a_trial_is_the_same_news_from_look_to_look() -> None:

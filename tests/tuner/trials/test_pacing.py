@@ -16,6 +16,7 @@ from kvserving_tuner.trials.likelihoods import PROMPTS_AT_ONCE, next_prompts, sc
 from kvserving_tuner.trials.machine import advance
 from kvserving_tuner.trials.pacing import (
     MOST_AT_ONCE,
+    MOST_BLOCKED,
     MOST_FOR_SURE,
     MOST_SETTLING,
     MOST_WAITING,
@@ -285,6 +286,29 @@ def test_a_stretch_stands_while_the_trial_holds_and_begins_anew_after_a_switch()
         pass
     assert trial.look(changed=frozenset()) is SETTLING
     assert trial.look() is SETTLING
+
+
+@pytest.mark.parametrize("stretch", [SETTLING, QUIET])
+def test_where_metrics_stay_away_quality_is_measured(stretch: Stretch) -> None:
+    trial = heard()
+    while trial.look() is not stretch:
+        pass
+    for _ in range(int(MOST_BLOCKED // 5)):
+        assert trial.look(blocked="metrics are stale") is stretch
+    assert trial.look(blocked="metrics are stale") is PROBING
+    assert next_prompts(PLAN, trial.progress, trial.facts(blocked="metrics are stale"))
+    trial.score([0.4] * 80)
+    trial.look(blocked="metrics are stale")
+    assert trial.progress.state is State.ROLLING_BACK
+
+
+def test_where_quality_is_shown_nothing_is_probed_though_metrics_stay_away() -> None:
+    trial = heard()
+    trial.score([0.0] * 150)
+    while trial.look() is not QUIET:
+        pass
+    for _ in range(50):
+        assert trial.look(blocked="metrics are stale") is QUIET
 
 
 def turns_of(trial: Trial, looks: int) -> str:

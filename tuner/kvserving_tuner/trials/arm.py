@@ -54,6 +54,8 @@ class Arm(Frozen):
     """Requests that waited when the block began, per engine."""
     queued: bool = True
     """Whether requests waited at every engine, so that what they finished is what they can."""
+    in_flight: float | None = None
+    """Requests that ran or waited, per engine: mean over the block."""
 
     @classmethod
     def of(cls, windows: Sequence[Window], slo: Slo | None = None) -> "Arm":
@@ -63,6 +65,7 @@ class Arm(Frozen):
             goodput=None if None in within else math.fsum(each or 0.0 for each in within),
             engines=len(windows),
             queued=all(_waiting(window) >= LEAST_WAITING for window in windows),
+            in_flight=_in_flight(windows),
             load=_rate(windows, "finished"),
             ended=_sum(window.ended for window in windows),
             failed=_sum(window.failed for window in windows),
@@ -82,6 +85,20 @@ class Arm(Frozen):
         return all(
             one <= two or loads_are_comparable(one, two)
             for one, two in zip(mine, other, strict=True)
+        )
+
+    def gets_as_much_as(self, other: "Arm") -> bool:
+        """Whether requests arrive at an engine as often, within the tolerance of loads."""
+        if self.work is None or other.work is None or min(self.work[0], other.work[0]) <= 0:
+            return False
+        return loads_are_comparable(self.work[0], other.work[0])
+
+    def has_no_fewer_in_flight(self, than: "Arm") -> bool:
+        """Whether as many requests are at an engine, or more, within the tolerance of loads."""
+        if self.in_flight is None or than.in_flight is None:
+            return False
+        return self.in_flight >= than.in_flight or loads_are_comparable(
+            self.in_flight, than.in_flight
         )
 
     @property
@@ -152,6 +169,12 @@ def _work(windows: Sequence[Window]) -> tuple[float, float] | None:
 def _backlog(windows: Sequence[Window]) -> float | None:
     waited = [each.waiting.first for each in windows if isinstance(each.waiting, GaugeWindow)]
     return math.fsum(waited) / len(waited) if len(waited) == len(windows) else None
+
+
+def _in_flight(windows: Sequence[Window]) -> float | None:
+    gauges = [gauge for each in windows for gauge in (each.running, each.waiting)]
+    means = [gauge.mean for gauge in gauges if isinstance(gauge, GaugeWindow)]
+    return math.fsum(means) / len(windows) if len(means) == len(gauges) else None
 
 
 def _waiting(window: Window) -> float:

@@ -96,8 +96,11 @@ def compared(
         if difference is not None:
             numbers[Guard.ERRORS] = difference
     low, high = sorted((candidate.load, stable.load))
-    # Latencies of unlike loads say more about the loads than about the change.
-    alike = low > 0 and loads_are_comparable(candidate.load, stable.load)
+    # Latencies of unlike loads say more about the loads than about the change. Loads are alike too
+    # where engines are sent as much and one of them does not keep up.
+    alike = low > 0 and (
+        loads_are_comparable(candidate.load, stable.load) or candidate.gets_as_much_as(stable)
+    )
     if alike:
         pairs = {
             Guard.TTFT: (candidate.ttft, stable.ttft),
@@ -112,12 +115,15 @@ def compared(
         # the other engines do not tell whether they could carry it.
         numbers |= _missed(candidate, stable, slo)
     # Connections that clients keep alive give each engine its own part of the requests, and so does
-    # a route. Only where requests queue at both does what is finished tell of the engines.
-    tells = turns or alike or (candidate.queued and stable.queued and not weighted)
-    if high > 0 and tells:
+    # a route. Then only where requests queue does what is finished tell of the engines.
+    full = stable.queued and not weighted
+    if high > 0 and (turns or alike or (full and candidate.queued)):
         numbers[Guard.THROUGHPUT] = symmetric(stable.load, candidate.load)
     good, other = candidate.goodput, stable.goodput
-    if good is not None and other is not None and good + other > 0 and tells:
+    # More requests would not let full engines answer more of them in time, but fewer would: the
+    # candidates must not have had fewer.
+    comparable = turns or alike or (full and candidate.has_no_fewer_in_flight(stable))
+    if good is not None and other is not None and good + other > 0 and comparable:
         share = candidate.engines / (candidate.engines + stable.engines)
         numbers[GOODPUT_GAIN] = shortfall(good, other, share)
     return numbers

@@ -125,6 +125,9 @@ def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progres
     required = {name: found for name, found in quality.items() if name in shown}
     watched = {name: found for name, found in quality.items() if name not in shown}
     judgement = judge(Trial(required, guards, watched, gain, facts.split), plan.rules)
+    if judgement.cause is Cause.QUALITY_DROP and progress.candidates:
+        # Engines have shown it themselves: users do not wait for metrics, or for pods that switch.
+        return progress.ends(rolled_back(judgement))
     if progress.alternation is not None and not progress.alternation.with_change:
         if facts.blocked:
             # The block does not end while nothing can be measured.

@@ -31,6 +31,9 @@ STUCK_SECONDS: Final = 300.0
 keeps one long in every fifth case at engines that are busy to 85 %."""
 MOST_WAITING: Final = 300.0
 """Time without a block after which a quiet stretch ends: nobody asks, or metrics are missing."""
+MOST_BLOCKED: Final = 60.0
+"""Time without usable metrics after which engines are probed again: nothing is compared then, and
+quality shows all the same."""
 FEW_WAIT: Final = 0.5
 """Requests that wait in the mean where hardly any do."""
 
@@ -74,6 +77,9 @@ def _next(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Schedu
         broken = schedule.is_quiet and turns is None
         return schedule.becomes(Stretch.SETTLING) if broken else schedule
     if facts.blocked:
+        away = turns is None and progress.stalled_seconds >= MOST_BLOCKED
+        if away and schedule.stretch is not Stretch.PROBING and asks_more(plan, progress, facts):
+            return schedule.becomes(Stretch.PROBING, queue=facts.queue)
         return schedule
     schedule = schedule.after(passed)
     asks, compares = asks_more(plan, progress, facts), _compares(plan, progress, facts)

@@ -21,6 +21,7 @@ from kvserving_operator.api.v1alpha1.monitoring import (
 )
 from kvserving_operator.api.v1alpha1.parse import (
     PARSERS,
+    overridden,
     parse_policy,
     parse_serving,
     parse_trial,
@@ -162,6 +163,7 @@ __all__ = [
     "TuningSpec",
     "Verdict",
     "VerdictStatus",
+    "overridden",
     "parse_policy",
     "parse_serving",
     "parse_trial",

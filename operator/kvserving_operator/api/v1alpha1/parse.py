@@ -10,7 +10,12 @@ from pydantic_core import ErrorDetails
 from kvserving_operator.api.base import StatusModel
 from kvserving_operator.api.errors import FieldError, SpecError
 from kvserving_operator.api.metadata import ResourceModel
-from kvserving_operator.api.v1alpha1.policy import KVRollbackPolicy
+from kvserving_operator.api.partial import merged
+from kvserving_operator.api.v1alpha1.policy import (
+    KVRollbackPolicy,
+    KVRollbackPolicySpec,
+    PolicyOverrides,
+)
 from kvserving_operator.api.v1alpha1.serving import KVServing
 from kvserving_operator.api.v1alpha1.trial import KVTrial
 
@@ -42,6 +47,22 @@ def parse_policy(body: Mapping[str, Any]) -> KVRollbackPolicy:
 def parse_trial(body: Mapping[str, Any]) -> KVTrial:
     """Give a KVTrial, or raise SpecError with every fault of its spec."""
     return _parse(KVTrial, body)
+
+
+def overridden(
+    policy: KVRollbackPolicySpec, overrides: PolicyOverrides | None
+) -> KVRollbackPolicySpec:
+    """Give a policy with what one KVServing wants otherwise.
+
+    Raises SpecError where the two do not go together.
+    """
+    if overrides is None:
+        return policy
+    together = merged(policy.to_api(), overrides.to_api())
+    try:
+        return KVRollbackPolicySpec.model_validate_json(json.dumps(together), strict=True)
+    except ValidationError as error:
+        raise SpecError(_faults(error)) from error
 
 
 PARSERS: dict[str, Callable[[Mapping[str, Any]], ResourceModel]] = {

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from itertools import pairwise
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -18,8 +18,10 @@ from kvserving_operator.api.base import (
 )
 from kvserving_operator.api.conditions import Condition
 from kvserving_operator.api.metadata import ResourceModel
+from kvserving_operator.api.partial import partial
 from kvserving_operator.api.rules import Checked, Rule
 from kvserving_tuner.probes.names import Probe
+from kvserving_tuner.trials.plan import Guard
 
 GuardPercent = Annotated[int, Field(ge=0, le=1000)]
 
@@ -139,15 +141,18 @@ class QualitySpec(ApiModel):
 class GuardsSpec(ApiModel):
     """Bounds on what a change may cost in service, against the stable settings."""
 
-    ttft_max_increase_percent: GuardPercent | None = 10
+    disabled: Annotated[tuple[Guard, ...], Field(max_length=len(Guard)), AsSet, Unique] = ()
+    """Guards that are not judged, whatever their bound: TTFT, TPOT, Errors, Preemptions,
+    Throughput. A trial does not wait for their metrics either."""
+    ttft_max_increase_percent: GuardPercent = 10
     """Accepted rise of time to first token, in percent."""
-    tpot_max_increase_percent: GuardPercent | None = 10
+    tpot_max_increase_percent: GuardPercent = 10
     """Accepted rise of time per output token, in percent."""
-    error_rate_max_increase_basis_points: Annotated[int, Field(ge=0, le=10_000)] | None = 10
+    error_rate_max_increase_basis_points: Annotated[int, Field(ge=0, le=10_000)] = 10
     """Accepted rise of the share of failed requests, in hundredths of a percentage point."""
-    preemption_rate_max_increase_percent: GuardPercent | None = 50
+    preemption_rate_max_increase_percent: GuardPercent = 50
     """Accepted rise of preemptions per request, in percent."""
-    throughput_max_drop_percent: Annotated[int, Field(ge=0, le=100)] | None = 1
+    throughput_max_drop_percent: Annotated[int, Field(ge=0, le=100)] = 1
     """Accepted drop of requests served within the targets, in percent."""
 
 
@@ -178,6 +183,12 @@ class KVRollbackPolicySpec(ApiModel):
     """Settings that the fleet returns to when quality regresses."""
     memory: MemorySpec = Field(default_factory=MemorySpec, json_schema_extra={"default": {}})
     """How long a rejected change is remembered."""
+
+
+if TYPE_CHECKING:
+    PolicyOverrides = ApiModel
+else:
+    PolicyOverrides = partial(KVRollbackPolicySpec, "PolicyOverrides")
 
 
 class KVRollbackPolicyStatus(StatusModel):

@@ -14,6 +14,7 @@ from kvserving_operator.api.v1alpha1.kv_cache import EvictionPolicy, KVCacheSpec
 from kvserving_operator.api.v1alpha1.model import ModelSpec
 from kvserving_operator.api.v1alpha1.monitoring import MonitoringSpec
 from kvserving_operator.api.v1alpha1.pod_template import ObjectReference, PodTemplateSpec
+from kvserving_operator.api.v1alpha1.policy import PolicyOverrides
 from kvserving_operator.api.v1alpha1.quality import ServedQualitySpec
 from kvserving_operator.api.v1alpha1.rollout import RolloutSpec
 from kvserving_operator.api.v1alpha1.routing import RoutingSpec
@@ -131,6 +132,12 @@ class KVServingSpec(ApiModel):
             " spec.engine.maxNumSeqs ({self.engine.maxNumSeqs})",
             field="tuning.knobs",
         ),
+        Rule(
+            cel="!has(self.rollbackPolicy) || has(self.rollbackPolicyRef)",
+            holds=lambda spec: spec.rollback_policy is None or spec.rollback_policy_ref is not None,
+            message="is required by spec.rollbackPolicy, which changes parts of a policy",
+            field="rollbackPolicyRef",
+        ),
     )
 
     model: ModelSpec
@@ -148,6 +155,8 @@ class KVServingSpec(ApiModel):
     rollback_policy_ref: ObjectReference | None = None
     """KVRollbackPolicy in the same namespace that judges changes; a missing one blocks them with
     a reason."""
+    rollback_policy: PolicyOverrides | None = None
+    """What this KVServing wants otherwise than its policy says; the rest is the policy's."""
     quality: ServedQualitySpec = Field(
         default_factory=ServedQualitySpec, json_schema_extra={"default": {}}
     )
