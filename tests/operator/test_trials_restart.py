@@ -562,6 +562,34 @@ async def test_another_tokenizer_without_tasks_decides_nothing(world: World) -> 
     assert world.condition("RolledBack")["status"] == "True"
 
 
+async def test_a_format_that_engines_start_with_alone_is_no_obstacle(world: World) -> None:
+    world.engines.offers = ("auto", "int8")
+    await ready(world, kvCache={"dtype": "fp8_e4m3"})
+    edit(world, **NEW, kvCache={"dtype": "fp8_e4m3"})
+    await until(world, rolled_out, least=1)
+    assert only_trial(world)["verdict"] == "Promoted"
+    mine = [world.engines.dtypes[pod["status"]["podIP"]] for pod in stable(world)]
+    assert mine == ["fp8_e4m3", "fp8_e4m3"]
+
+
+async def test_a_claim_that_is_gone_for_a_while_ends_nothing(world: World) -> None:
+    claim = {"engine": engine_spec(compileCache={"claimName": "graphs"})}
+    key = (Kind.PersistentVolumeClaim, NAMESPACE, "graphs")
+    world.cluster.objects[key] = {
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "graphs", "namespace": NAMESPACE, "uid": "graphs"},
+    }
+    await ready(world, **claim)
+    edit(world, engine={**claim["engine"], "image": OTHER})
+    await until(world, candidate_serves)
+    gone = world.cluster.objects.pop(key)
+    for _ in range(3):
+        await look(world)
+    world.cluster.objects[key] = gone
+    await until(world, rolled_out)
+    assert [t["status"]["verdict"] for t in trials(world).values()] == ["Promoted"]
+
+
 async def test_a_model_that_forgets_fails_its_tasks(world: World) -> None:
     put_policy(world, quality={"minSamples": 5, "probes": ["Needle"]})
     await ready(world, model={"name": "tiny", "uri": "pvc://models/tiny-llama"})
