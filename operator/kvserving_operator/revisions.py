@@ -119,8 +119,10 @@ class Revision(_Frozen):
                 "base_hash": base_hash(spec),
                 "engines_hash": engines_hash(spec, self.image),
                 "start": asked(spec),
-                "contents": contents(spec, self.image),
             }
+        if "base_hash" in update or self.base_hash == base_hash(spec):
+            # An operator that did not keep them may have rendered it.
+            update["contents"] = contents(spec, self.image)
         return self.model_copy(update=update)
 
 
