@@ -28,12 +28,13 @@ test-full: test ## `make test` and the long runs: fault matrix, kill points, soa
 lint: $(STAMP) ## Formatting, lint, types, layers, generated files; the site of docs/ in build/docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy operator tuner kernels hack/localcluster hack/demo hack/models hack/observability benchmarks tests
+	$(BIN)/mypy kubectl operator tuner kernels hack/localcluster hack/demo hack/models hack/observability hack/chartkit benchmarks tests
 	$(BIN)/lint-imports
 	$(BIN)/python -m kvserving_operator.api.crd --check
 	$(BIN)/python -m kvserving_operator.api.docs --check
 	PYTHONPATH=hack $(BIN)/python -m observability --check
 	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
+	PYTHONPATH=hack $(BIN)/python -m chartkit --check
 
 unit: $(STAMP) ## Tests that need no cluster and no engine
 	$(BIN)/pytest -n 2 -m "not cluster and not engine and not prometheus and not full"
@@ -48,10 +49,11 @@ up: $(STAMP) ## Bring up the local cluster and load images and models (KUBECONFI
 down: ## Take the local cluster down; caches stay
 	$(LOCALCLUSTER) down
 
-generate: $(STAMP) ## Write crds/, the chart's copy and docs/api.md from the models; alert rules and dashboards from code
+generate: $(STAMP) ## Write crds/, the chart's copy and docs/api.md from the models; alert rules, dashboards and the chart's README
 	$(BIN)/python -m kvserving_operator.api.crd --write
 	$(BIN)/python -m kvserving_operator.api.docs --write
 	PYTHONPATH=hack $(BIN)/python -m observability --write
+	PYTHONPATH=hack $(BIN)/python -m chartkit --write
 
 $(STAMP): requirements/dev.txt pyproject.toml
 	rm -f $(VENV)/.ready-*

@@ -49,6 +49,7 @@ class Show:
         model: str,
         clients: int,
         slo: Slo,
+        api_key: str = "",
     ) -> None:
         """Prepare for one KVServing; `clients` conversations run at once."""
         self._kube = kube
@@ -63,6 +64,7 @@ class Show:
             max_tokens=192,
             turns=1,
             stagger_seconds=0.25,
+            api_key=api_key or "none",
         )
         pods = engine_pods(kube, name, namespace)
         self._targets = [

@@ -14,6 +14,8 @@ CHART = ROOT / "charts" / "kvserving"
 SOURCES = ("operator", "tuner", "kernels/kvserving_kernels/formats", "images/operator")
 NAMESPACE = "kvserving-system"
 RELEASE = "kvserving"
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+"""Label of a namespace in which Kubernetes refuses pods that may do more than they need."""
 
 
 def local_values() -> dict[str, Any]:
@@ -40,18 +42,21 @@ def source_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-def install(kubeconfig: str, values: Mapping[str, Any], timeout_seconds: int = 180) -> None:
+def install(
+    kubeconfig: str, values: Mapping[str, Any], timeout_seconds: int = 180, chart: Path = CHART
+) -> None:
     """Install the chart, or upgrade the release that is there, and wait until it runs."""
     with helm.Config(kubeconfig_path=kubeconfig, namespace=NAMESPACE) as config:
         known = {release["name"] for release in config.list()}
         act = config.upgrade if RELEASE in known else config.install
-        act(str(CHART), RELEASE, dict(values), wait="watcher", timeout=timeout_seconds)
+        act(str(chart), RELEASE, dict(values), wait="watcher", timeout=timeout_seconds)
 
 
-def uninstall(kubeconfig: str) -> None:
-    """Uninstall the release; the chart keeps its CRDs."""
+def uninstall(kubeconfig: str, timeout_seconds: int = 120) -> None:
+    """Uninstall the release, if there is one, and wait for that; the chart keeps its CRDs."""
     with helm.Config(kubeconfig_path=kubeconfig, namespace=NAMESPACE) as config:
-        config.uninstall(RELEASE)
+        if RELEASE in {release["name"] for release in config.list()}:
+            config.uninstall(RELEASE, wait="watcher", timeout=timeout_seconds)
 
 
 def kill_operator(kube: Kube) -> None:

@@ -77,19 +77,16 @@ class Kube:
         """Merge-patch one object."""
         self.run("patch", kind, name, "-n", namespace, "--type=merge", "-p", json.dumps(patch))
 
-    def create_namespace(self, name: str) -> None:
+    def create_namespace(self, name: str, labels: Mapping[str, str] | None = None) -> None:
         """Create a namespace; one that exists is fine, one that is going is waited for."""
         phase = self.run(
             "get", "namespace", name, "--ignore-not-found", "-o", "jsonpath={.status.phase}"
         )
         if phase == "Terminating":
             self.run("wait", "--for=delete", f"namespace/{name}", "--timeout=110s")
-        self.run(
-            "apply",
-            "-f",
-            "-",
-            stdin=f"apiVersion: v1\nkind: Namespace\nmetadata: {{name: {name}}}\n",
-        )
+        metadata = {"name": name, "labels": dict(labels or {})}
+        manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
+        self.run("apply", "-f", "-", stdin=json.dumps(manifest))
 
     def service_url(self, name: str, namespace: str) -> str:
         """Give the URL of a Service's first port by its cluster address."""

@@ -44,13 +44,15 @@ class ChatLoad:
     stagger_seconds: float = 0.0
     pause_seconds: float = 0.0
     keep_alive: bool = True
+    api_key: str = field(default="none", repr=False)
+    """OpenAI's client insists on one."""
     outcomes: list[Outcome] = field(default_factory=list)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, duration_seconds: float) -> Sequence[Outcome]:
         """Load the endpoint for a time, let the last answers finish, and give all outcomes."""
         client = openai.AsyncOpenAI(
-            base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=900,
+            base_url=f"{self.url}/v1", api_key=self.api_key, max_retries=0, timeout=900,
             default_headers=None if self.keep_alive else {"Connection": "close"},
         )  # fmt: skip
         self._stopping.clear()

@@ -51,10 +51,13 @@ def engine_pods(kube: Kube, name: str, namespace: str) -> list[dict[str, Any]]:
     return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
 
-def complete(url: str, model: str, prompt: str = "Hello", max_tokens: int = 4) -> str:
+def complete(
+    url: str, model: str, prompt: str = "Hello", max_tokens: int = 4, api_key: str = ""
+) -> str:
     """Ask for a completion and give its text."""
     answer = httpx.post(
         f"{url}/v1/completions",
+        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
         json={"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0},
         timeout=60,
     )

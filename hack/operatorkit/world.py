@@ -7,8 +7,10 @@ from typing import Any
 import httpx
 
 from kvserving_operator.actions import Announce
+from kvserving_operator.cluster import Cluster
 from kvserving_operator.controller import Controller
 from kvserving_operator.kinds import Kind
+from kvserving_operator.looks import Watcher
 from kvserving_operator.metrics import OperatorMetrics
 from kvserving_operator.render.names import (
     ENGINE_CONTAINER,
@@ -28,6 +30,8 @@ class World:
     def __init__(self, settings: Settings) -> None:
         self.clock = Clock()
         self.cluster = MemoryCluster(self.clock)
+        self.api: Cluster = self.cluster
+        """What the controller calls: the cluster itself, or something in front of it."""
         self.engines = Engines()
         self.engines.clock = self.clock
         self.events: list[Announce] = []
@@ -37,6 +41,8 @@ class World:
         self.judge = ScriptedJudge()
         self.rests: list[float] = []
         """Seconds for which task probes left engines alone."""
+        self.watchers: tuple[Watcher, ...] = ()
+        """Told of each look by controllers that are made from here on."""
         self.http = httpx.AsyncClient(transport=httpx.MockTransport(self.engines), trust_env=False)
         self.controller = self.new_controller()
         self._pods = 0
@@ -46,7 +52,7 @@ class World:
     def new_controller(self, settings: Settings | None = None) -> Controller:
         """Start the operator anew: nothing but the cluster is kept."""
         self.controller = Controller(
-            self.cluster,
+            self.api,
             settings or self.settings,
             self.http,
             self.metrics,
@@ -57,6 +63,7 @@ class World:
             new_token=lambda: f"token-{len(self.cluster.changes)}",
             judge=self.judge,
             sleep=self._sleep,
+            watchers=self.watchers,
         )
         return self.controller
 

@@ -4,12 +4,14 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import httpx
 
 from kvserving_operator.api.errors import SpecError
 from kvserving_operator.api.v1alpha1 import KVServing, PromotedValue, parse_serving
+from kvserving_operator.api_key import read_api_key
 from kvserving_operator.cluster import Cluster
 from kvserving_operator.errors import ApiRejected
 from kvserving_operator.executor import Announcer, Executor, StatusWriter, is_owned
@@ -19,6 +21,7 @@ from kvserving_operator.fence import FencedCluster
 from kvserving_operator.fleet import Fleet
 from kvserving_operator.kinds import Kind, Object
 from kvserving_operator.live import asked, asking_for
+from kvserving_operator.looks import Look, Watcher, Watchers
 from kvserving_operator.memory import recall
 from kvserving_operator.metrics import OperatorMetrics
 from kvserving_operator.observe import PodView, check_view, is_check, pod_view
@@ -73,8 +76,10 @@ class Controller:
         new_token: Callable[[], str] = lambda: secrets.token_urlsafe(32),
         judge: Judge = decide,
         sleep: Sleep = asyncio.sleep,
+        watchers: Iterable[Watcher] = (),
     ) -> None:
         self._sleep = sleep
+        self._watchers = Watchers(watchers)
         self._judge = judge
         self._cluster = FencedCluster(cluster, may_act)
         self._settings = settings
@@ -116,6 +121,7 @@ class Controller:
             session.tuner.forget()
             session.trials.forget()
             self._metrics.forget(namespace, name)
+        self._watchers.forgotten(namespace, name)
         self._metrics.servings.set(len(self._sessions))
 
     async def _look(self, namespace: str, name: str) -> None:
@@ -137,17 +143,19 @@ class Controller:
             meta, now = body["metadata"], self._clock()
             status = invalid_status(before, str(error), int(meta.get("generation", 0)), now)
             measure_status(self._metrics, meta["namespace"], meta["name"], status, now)
+            self._watchers.refused(meta["namespace"], meta["name"], status, now)
             await writer.write(status)
             return
         facts = await self._reconcile(session, body, serving, writer)
         status = build_status(before, facts)
-        decision = new_decision(facts.turn, before.last_decision)
+        decision, decided = new_decision(facts.turn, before.last_decision), None
         if decision is not None:
             serving_name = f"{facts.ref.namespace}/{facts.ref.name}"
             turn = facts.turn
             audit.info(audit_line(decision, serving_name, turn.observation, turn.outcome))
             if decision.reason is not Reason.MODE_OFF:
-                self._announce(body, decision_event(decision, facts.turn))
+                decided = decision_event(decision, facts.turn)
+                self._announce(body, decided)
             self._metrics.decisions.labels(
                 facts.ref.namespace, facts.ref.name, decision.action.value, decision.reason.value
             ).inc()
@@ -158,12 +166,11 @@ class Controller:
             if line:
                 audit.info(line)
         announced += facts.shifts
-        for announcement in (
-            *announced,
-            *trouble(before, status, (*facts.step.actions, *announced)),
-        ):
+        announced += trouble(before, status, (*facts.step.actions, *announced))
+        for announcement in announced:
             self._announce(body, announcement)
         measure(self._metrics, facts, status)
+        self._watchers.looked(Look(facts, status, decision, decided, announced))
         await writer.write(status)
 
     async def _reconcile(
@@ -180,6 +187,7 @@ class Controller:
             session.memory = recall(stored, existing, apart if is_owned(apart, ref) else None)
         pods = tuple(pod_view(pod) for pod in found if not is_check(pod))
         start = starting(serving.spec, session.memory.trials)
+        session.api_key, no_key = await read_api_key(self._cluster, serving)
         step = advance(
             Situation(
                 ref=ref,
@@ -192,7 +200,7 @@ class Controller:
                 now=self._clock(),
                 settings=self._settings,
                 tried=tried_on(serving.spec),
-                missing=await self._missing(serving),
+                missing=await self._missing(serving) or no_key,
                 trials=session.memory.trials,
             )
         )
@@ -265,7 +273,7 @@ class Controller:
         )
         memory = session.memory.model_copy(update={"tuner": turn.state})
         await self._executor.remember(session, ref, memory)
-        return turn
+        return replace(turn, stages=session.tuner.stages)
 
     async def _missing(self, serving: KVServing) -> str:
         """Name the claim that engines would wait for and no check pod mounts."""
@@ -284,7 +292,12 @@ class Controller:
             self.forget(namespace, name)
             client = RuntimeClient(self._http, self._settings.engine_timeout_seconds)
             tuner = ServingTuner(
-                self._http, client, self._may_act, self._settings.tick_seconds, self._judge
+                self._http,
+                client,
+                self._may_act,
+                self._settings.tick_seconds,
+                self._judge,
+                self._clock,
             )
             probes = ProbeClient(self._http)
             asking = Asking(probes, self._sleep, self._monotonic, self._clock)

@@ -114,14 +114,17 @@ def _trial(record: Record) -> Labels:
 
 
 def _quality(metrics: OperatorMetrics, facts: Facts) -> None:
-    key, found = (facts.ref.namespace, facts.ref.name), dict(_evidence(facts.trials))
+    key, found = (facts.ref.namespace, facts.ref.name), dict(quality_evidence(facts.trials))
     metrics.quality_drop.show(*key, {labels: _drop(each) for labels, each in found.items()})
     metrics.quality_bound.show(*key, {labels: _bound(each) for labels, each in found.items()})
     metrics.quality_samples.show(*key, {labels: each.count for labels, each in found.items()})
 
 
-def _evidence(trials: Trials) -> Iterable[tuple[Labels, Comparison]]:
-    """Evidence on quality: of the trial under way, else of what was promoted."""
+def quality_evidence(trials: Trials) -> Iterable[tuple[Labels, Comparison]]:
+    """Evidence on quality by criterion and stage.
+
+    Of the trial under way, else of what was promoted.
+    """
     record, watch = trials.running, trials.watch
     if record is not None:
         others = {*record.plan.guarding, GOODPUT_GAIN}

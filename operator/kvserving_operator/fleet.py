@@ -70,6 +70,7 @@ class Fleet:
             tuple(pod for pod in pods if not pod.deleting and pod.revision in templates),
             turn,
             session.token,
+            session.api_key,
             session.memory.trials,
             session.memory.refusals,
             policy,

@@ -18,10 +18,10 @@ from typing import Any
 
 import httpx
 import kopf
-from prometheus_client import start_http_server
 
 from kvserving_operator.acceptance import Acceptance
 from kvserving_operator.actions import Announce
+from kvserving_operator.api.plain import plain
 from kvserving_operator.cluster import Cluster, KubernetesCluster
 from kvserving_operator.controller import Controller
 from kvserving_operator.errors import OperatorError, Retryable
@@ -29,9 +29,11 @@ from kvserving_operator.fence import FencedCluster
 from kvserving_operator.kinds import API_GROUP, API_VERSION, Object
 from kvserving_operator.lease import LeaseGuard, LeaseSettings
 from kvserving_operator.metrics import OperatorMetrics
+from kvserving_operator.metrics_server import serve_metrics
 from kvserving_operator.render.names import MANAGED_BY, SERVING_LABEL
 from kvserving_operator.reporting import audit
 from kvserving_operator.settings import Settings
+from kvserving_operator.watchers import watch
 
 logger = logging.getLogger(__name__)
 
@@ -85,11 +87,14 @@ class Operator:
             httpx.AsyncClient(timeout=self.settings.engine_timeout_seconds, trust_env=False)
         )
         if self.settings.metrics_listen_port:
-            server, _ = start_http_server(
-                self.settings.metrics_listen_port, registry=self.metrics.registry
+            self.resources.callback(
+                serve_metrics(
+                    self.settings.metrics_listen_port,
+                    self.metrics.registry,
+                    self.settings.metrics_token,
+                )
             )
-            self.resources.callback(server.server_close)
-            self.resources.callback(server.shutdown)
+        watchers = await watch(self.settings, self.resources)
         self.guard = LeaseGuard(
             cluster,
             LeaseSettings(
@@ -104,7 +109,13 @@ class Operator:
         self.metrics.lease_held.set(1)
         self.keeper = asyncio.create_task(self._keep(self.guard))
         self.controller = Controller(
-            cluster, self.settings, http, self.metrics, _announce, self.guard.ensure_held
+            cluster,
+            self.settings,
+            http,
+            self.metrics,
+            _announce,
+            self.guard.ensure_held,
+            watchers=watchers,
         )
         self.acceptance = Acceptance(FencedCluster(cluster, self.guard.ensure_held), time.time)
 
@@ -336,5 +347,5 @@ def _announce(body: Object, announcement: Announce) -> None:
         kopf.Body(dict(body)),  # type: ignore[arg-type]
         type="Warning" if announcement.warning else "Normal",
         reason=announcement.reason,
-        message=announcement.message,
+        message=plain(announcement.message),
     )

@@ -31,6 +31,8 @@ TEMPLATE_FIELDS: Mapping[str, Any] = {
     "model": True,
     "engine": True,
     "kv_cache": True,
+    "profile": True,
+    "api_key_ref": True,
     "slo": {"ttft_milliseconds", "tpot_milliseconds"},
     "rollout": {"startup_timeout_seconds", "drain_seconds"},
     "pod_template": True,

@@ -21,7 +21,9 @@ class Session:
     memory: Memory = field(default_factory=Memory)
     stored: Memory | None = None
     """Memory as last written or read; None before the first look."""
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
+    api_key: str | None = field(default=None, repr=False)
+    """Key of `spec.apiKeyRef`, as last read."""
     resync_at: float = 0.0
     """When every child is applied again, on the monotonic clock."""
     routed: bool = False

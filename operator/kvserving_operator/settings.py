@@ -73,6 +73,16 @@ class Settings(BaseModel):
     """Address of the liveness endpoint."""
     metrics_listen_port: int = Field(default=9090, ge=0, le=65535)
     """Port of the operator's own Prometheus metrics; 0 for none."""
+    web_listen_port: int = Field(default=0, ge=0, le=65535)
+    """Port of the read-only web view; 0 for none, as whoever reaches it may read it."""
+    web_hosts: str = ""
+    """Further names by which the web view may be asked for, comma separated: those of a proxy in
+    front."""
+    otlp_endpoint: str = ""
+    """Address that traces of decisions are sent to by OTLP over HTTP, such as
+    http://collector:4318/v1/traces; empty for none."""
+    metrics_token: str = Field(default="", repr=False)
+    """Bearer token that scrapes must send; empty serves metrics to anyone who can connect."""
     liveness_age_seconds: float = Field(default=90.0, gt=0)
     """Liveness fails when no tick succeeded for this long: 18 ticks, so that a short API outage
     restarts nothing."""
@@ -82,7 +92,16 @@ class Settings(BaseModel):
     @property
     def namespaces(self) -> tuple[str, ...]:
         """Namespaces to watch; empty for all."""
-        return tuple(part.strip() for part in self.watch_namespaces.split(",") if part.strip())
+        return _parts(self.watch_namespaces)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Further names of the web view."""
+        return _parts(self.web_hosts)
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def settings_from_env(environ: Mapping[str, str]) -> Settings:

@@ -6,6 +6,7 @@ force, and the change is tried on the new pods once they serve (docs/decisions/0
 
 from kvserving_operator.api.v1alpha1 import KVCacheDType, KVServingSpec
 from kvserving_operator.live import KVSettings, asked
+from kvserving_operator.profiles import allowed_dtypes
 from kvserving_operator.trials.policy import is_safe, sixteen_bits
 from kvserving_operator.trials.record import Trials
 
@@ -25,4 +26,4 @@ def tried_on(spec: KVServingSpec) -> tuple[KVCacheDType, ...]:
     """Formats that pods of a spec may be switched to by a trial."""
     if spec.rollback_policy_ref is None:
         return ()
-    return (spec.kv_cache.dtype, *(spec.tuning.allowed_dtypes or ()))
+    return (spec.kv_cache.dtype, *allowed_dtypes(spec))

@@ -7,6 +7,7 @@ is brought to it at the next turn.
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -14,7 +15,6 @@ from typing import Self
 import httpx
 
 from kvserving_operator.api.v1alpha1 import (
-    KnobName,
     KVServing,
     KVServingSpec,
     MonitoringSource,
@@ -23,16 +23,17 @@ from kvserving_operator.api.v1alpha1 import (
 )
 from kvserving_operator.observe import PodView
 from kvserving_operator.promoted import KNOB, basis_of, behind, cap_of, promote, still_promoted
+from kvserving_operator.stages import Stage, StageName, Stopwatch
 from kvserving_operator.targets import target_of
+from kvserving_operator.tuner_settings import tuning_settings
 from kvserving_tuner.actuators.base import Applied
 from kvserving_tuner.actuators.runtime_api import RuntimeActuator
-from kvserving_tuner.decision import Action, Change, Decision, Knob
+from kvserving_tuner.decision import Action, Change, Decision
 from kvserving_tuner.errors import NoRuntimeAPI, Rejected, RuntimeAPIError
 from kvserving_tuner.loop import decide
 from kvserving_tuner.observation import Observation
-from kvserving_tuner.rules import Ability
 from kvserving_tuner.runtime_client import RuntimeClient, RuntimeState
-from kvserving_tuner.settings import Bounds, Cooldowns, Mode, Slo, TuningSettings
+from kvserving_tuner.settings import TuningSettings
 from kvserving_tuner.sources.base import EngineTarget, Source
 from kvserving_tuner.sources.direct import DirectSource
 from kvserving_tuner.sources.prometheus import PrometheusSource
@@ -84,42 +85,12 @@ class Turn:
     """What became of a change: Applied, Partial, Failed (no engine answered; it is tried again), or
     Rejected."""
     rejection: str = ""
+    stages: tuple[Stage, ...] = ()
+    """When its parts began and ended."""
 
     def reading(self, states: Mapping[str, RuntimeState]) -> Self:
         """Give it with engines read anew."""
         return replace(self, readback=self.readback.having(states))
-
-
-def slo_of(spec: KVServingSpec) -> Slo:
-    """Targets of latency that a spec states."""
-    return Slo(
-        ttft_ms=spec.slo.ttft_milliseconds,
-        tpot_ms=spec.slo.tpot_milliseconds,
-        percentile=spec.slo.percentile,
-    )
-
-
-def tuning_settings(spec: KVServingSpec) -> TuningSettings:
-    """Settings of the tuner from a spec."""
-    knob = {k.name: k for k in spec.tuning.knobs}.get(KnobName.MAX_ACTIVE_SEQS)
-    bounds = None
-    if knob is not None:
-        bounds = Bounds(minimum=knob.minimum or 1, maximum=knob.maximum)
-    # Nothing but a trial says what a format costs, and nothing but a policy how to run one.
-    able = Ability.TRIAL if spec.rollback_policy_ref else Ability.RECOMMEND
-    formats = tuple(dtype.value for dtype in spec.tuning.allowed_dtypes or ())
-    return TuningSettings(
-        mode=Mode(spec.tuning.mode.value),
-        max_active_seqs=bounds,
-        abilities={Knob.KV_CACHE_DTYPE: able} if formats else {},
-        allowed_dtypes=formats,
-        slo=slo_of(spec),
-        cooldowns=Cooldowns(
-            live_seconds=spec.tuning.cooldown.live_seconds,
-            dtype_seconds=spec.tuning.cooldown.dtype_seconds,
-            restart_seconds=spec.tuning.cooldown.restart_seconds,
-        ),
-    )
 
 
 class ServingTuner:
@@ -132,7 +103,10 @@ class ServingTuner:
         may_act: Callable[[], None],
         tick_seconds: float,
         judge: Judge = decide,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        self._clock = clock
+        self._stopwatch = Stopwatch(clock)
         self._tick_seconds = tick_seconds
         self._actuator = RuntimeActuator(runtime)
         self._may_act = may_act
@@ -159,11 +133,13 @@ class ServingTuner:
 
         `steady` says that the pods are not being replaced; otherwise nothing is decided.
         """
+        stopwatch = self._stopwatch = Stopwatch(self._clock)
         reachable = [pod for pod in pods if pod.ip and pod.running and not pod.deleting]
         targets = {pod.name: target_of(pod, token) for pod in reachable}
         readback = Readback()
         if serving.spec.engine.plugin is Switch.ENABLED:
-            readback = await self._read(targets)
+            with stopwatch.times(StageName.READ):
+                readback = await self._read(targets)
         kept = still_promoted(promoted, basis, serving.spec)
         if kept != promoted:
             await commit(kept, state)
@@ -178,18 +154,28 @@ class ServingTuner:
         serving_pods = [pod for pod in reachable if pod.container_ready]
         if not self._due(serving.spec, now):
             return turn
-        observation = await self._observe(
-            serving.spec, [targets[p.name] for p in serving_pods], now
-        )
+        with stopwatch.times(StageName.OBSERVE):
+            observation = await self._observe(
+                serving.spec, [targets[p.name] for p in serving_pods], now
+            )
         if not steady or not serving_pods:
             return Turn(readback, kept, state, observation)
         known = [readback.runtime[p.name] for p in serving_pods if p.name in readback.runtime]
         settings = tuning_settings(serving.spec)
-        decision, new_state = self._judge(settings, observation, known, state, now)
+        with stopwatch.times(StageName.DECIDE):
+            decision, new_state = self._judge(settings, observation, known, state, now)
         turn = Turn(readback, kept, new_state, observation, decision)
         if decision.action is not Action.CHANGE or decision.change is None:
             return turn
-        return await self._carry_out(serving, turn, decision, state, list(targets.values()), commit)
+        with stopwatch.times(StageName.ACT):
+            return await self._carry_out(
+                serving, turn, decision, state, list(targets.values()), commit
+            )
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """When the parts of the latest turn began and ended."""
+        return self._stopwatch.stages
 
     def forget(self) -> None:
         """Drop connections that this serving alone used."""

@@ -16,6 +16,7 @@ import pytest
 from kubernetes import client, config
 
 from kvserving_operator.api.v1alpha1.policy import QualitySpec
+from operatorkit.rights import Right, rights_in
 
 pytestmark = pytest.mark.cluster
 
@@ -35,6 +36,17 @@ POLICY = {
     "metadata": {"name": "kept"},
     "spec": {"quality": {"maxDropPercent": 7}},
 }
+NEVER = [
+    Right("", "secrets", "list"), Right("", "secrets", "watch"), Right("", "secrets", "delete"),
+    Right("", "secrets", "patch"), Right("", "pods/exec", "create"), Right("", "pods/log", "get"),
+    Right("", "pods", "patch"), Right("", "nodes", "list"), Right("", "namespaces", "list"),
+    Right("", "serviceaccounts/token", "create"), Right("", "serviceaccounts", "impersonate"),
+    Right("apps", "deployments", "delete"), Right("apps", "daemonsets", "create"),
+    Right("rbac.authorization.k8s.io", "roles", "create"),
+    Right("rbac.authorization.k8s.io", "rolebindings", "create"),
+    Right("gateway.networking.k8s.io", "httproutes", "patch"),
+]  # fmt: skip
+"""What an operator that somebody took over would like to have."""
 POLICIES = (GROUP, "v1alpha1", NAME, "kvrollbackpolicies")
 
 
@@ -44,7 +56,7 @@ def _copy(to: Path, version: str, edit: tuple[str, str] = ("", "")) -> str:
         if path.is_file():
             path.write_text(path.read_text().replace("kvserving.dev", GROUP))
     chart = to / "Chart.yaml"
-    chart.write_text(chart.read_text().replace("version: 0.1.0", f"version: {version}", 1))
+    chart.write_text(chart.read_text().replace("version: 0.2.0", f"version: {version}", 1))
     definition = to / "templates" / "crds" / "kvrollbackpolicies.yaml"
     definition.write_text(definition.read_text().replace(*edit))
     return str(to)
@@ -66,6 +78,34 @@ def api() -> Iterator[Any]:
     client.CoreV1Api().delete_namespace(NAME)
 
 
+def _may(api: Any, right: Right, namespace: str, name: str = "") -> bool:
+    resource, _, subresource = right.resource.partition("/")
+    attributes = api.V1ResourceAttributes(
+        namespace=namespace, name=name, verb=right.verb, group=right.group, resource=resource,
+        subresource=subresource,
+    )  # fmt: skip
+    spec = api.V1SubjectAccessReviewSpec(
+        user=f"system:serviceaccount:{NAME}:{NAME}",
+        groups=["system:serviceaccounts", f"system:serviceaccounts:{NAME}", "system:authenticated"],
+        resource_attributes=attributes,
+    )
+    review = api.V1SubjectAccessReview(spec=spec)
+    answer = api.AuthorizationV1Api().create_subject_access_review(review)
+    return bool(answer.status.allowed)
+
+
+def _judge_rights(api: Any) -> None:
+    """The account has what its roles say in its own namespace, and nothing anywhere else."""
+    roles = api.RbacAuthorizationV1Api().list_namespaced_role(NAME).items
+    serialized = api.ApiClient().sanitize_for_serialization(roles)
+    rights = {right for role in serialized for right in rights_in(role["rules"])}
+    assert len(rights) > 30
+    assert [] == [str(right) for right in rights if not _may(api, right, NAME, name=NAME)]
+    assert [] == [str(right) for right in rights if _may(api, right, "default", name=NAME)]
+    assert [] == [str(right) for right in NEVER if _may(api, right, NAME)]
+    assert not _may(api, Right("coordination.k8s.io", "leases", "update"), NAME, "another")
+
+
 def test_a_release_comes_is_upgraded_and_goes_and_the_resources_stay(
     api: Any, tmp_path: Path
 ) -> None:
@@ -80,6 +120,7 @@ def test_a_release_comes_is_upgraded_and_goes_and_the_resources_stay(
     with helm.Config(kubeconfig_path=kubeconfig, namespace=NAME) as release:
         release.install(first, NAME, dict(VALUES), create_namespace=True)
         assert apps.read_namespaced_deployment(NAME, NAME).spec.replicas == 1
+        _judge_rights(api)
         objects.create_namespaced_custom_object(*POLICIES, POLICY)
 
         release.upgrade(second, NAME, {**VALUES, "logLevel": "DEBUG"})

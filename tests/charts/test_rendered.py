@@ -85,6 +85,38 @@ def test_the_operator_understands_its_environment(render: Any) -> None:
     assert settings.lease_name == "kvserving-operator"
 
 
+def test_the_web_view_is_off_and_comes_with_a_service_and_no_ingress(render: Any) -> None:
+    assert "KVSERVING_WEB_LISTEN_PORT" not in environment(render())
+    assert "kvserving-operator-web" not in [each["metadata"]["name"] for each in render()]
+    values = {"web": {"enabled": True, "port": 9999, "hosts": ["kv.example.com", "b.example"]}}
+    manifests = render(values)
+    settings = settings_from_env(environment(manifests))
+    assert (9999, ("kv.example.com", "b.example")) == (settings.web_listen_port, settings.hosts)
+    service = only(manifests, "Service", "kvserving-operator-web")["spec"]
+    (port,) = service["ports"]
+    (container,) = pod(manifests)["containers"]
+    named = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert (9999, 9999) == (port["port"], named[port["targetPort"]])
+    labels = only(manifests, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert service["selector"].items() <= labels.items()
+    assert service.get("type", "ClusterIP") == "ClusterIP"
+    assert "Ingress" not in kinds(manifests)
+
+
+def test_traces_are_off_and_headers_come_from_a_secret(render: Any) -> None:
+    assert not [name for name in environment(render()) if "OTLP" in name]
+    endpoint = "http://collector.monitoring:4318/v1/traces"
+    plain = environment(render({"tracing": {"endpoint": endpoint}}))
+    assert endpoint == settings_from_env(plain).otlp_endpoint
+    assert "OTEL_EXPORTER_OTLP_HEADERS" not in plain
+    secret = {"name": "collector", "key": "headers"}
+    manifests = render({"tracing": {"endpoint": endpoint, "headersSecret": secret}})
+    entries = {each["name"]: each for each in pod(manifests)["containers"][0]["env"]}
+    found = entries["OTEL_EXPORTER_OTLP_HEADERS"]
+    assert {"secretKeyRef": secret} == found["valueFrom"]
+    assert "value" not in found
+
+
 def test_without_values_the_operators_own_defaults_hold(render: Any) -> None:
     settings = settings_from_env(environment(render()))
     given = {"identity", "lease_namespace"}
@@ -100,6 +132,10 @@ def test_every_setting_can_be_set(chart: helm.Chart) -> None:
         "watch_namespaces",
         "log_level",
         "metrics_listen_port",
+        "web_listen_port",
+        "web_hosts",
+        "otlp_endpoint",
+        "metrics_token",
     }
     fixed_by_the_chart = {"health_listen", "identity", "lease_name", "lease_namespace"}
     assert offered | values_of_their_own | fixed_by_the_chart == set(Settings.model_fields)
@@ -132,6 +168,8 @@ def test_every_value_has_a_default_and_a_description(chart: helm.Chart) -> None:
         ({"watchNamespaces": ["Blue"]}, "watchNamespaces"),
         ({"metrics": {"port": 80}}, "port"),
         ({"crds": {"keep": "yes"}}, "keep"),
+        ({"web": {"hosts": ["a b"]}}, "hosts"),
+        ({"tracing": {"endpoint": "collector:4318"}}, "endpoint"),
     ],
 )
 def test_a_wrong_value_is_refused(chart: helm.Chart, values: dict[str, Any], words: str) -> None:
@@ -194,7 +232,7 @@ def test_no_rule_is_wider_than_it_must_be(render: Any) -> None:
             assert "*" not in rule[key], name
         assert not {"nodes", "namespaces", "clusterroles", "roles"} & set(rule["resources"])
         if "secrets" in rule["resources"]:
-            assert set(rule["verbs"]) == {"get", "create", "patch"}
+            assert set(rule["verbs"]) == {"get", "create"}
 
 
 def test_routes_are_written_only_where_that_is_asked_for(render: Any) -> None:

@@ -18,7 +18,7 @@ def kube() -> Iterator[Kube]:
 @pytest.fixture(scope="session")
 def operator(kube: Kube) -> None:
     """The operator of this checkout, installed by its chart."""
-    kube.create_namespace(chart.NAMESPACE)
+    kube.create_namespace(chart.NAMESPACE, chart.RESTRICTED)
     chart.install(kube.kubeconfig, chart.local_values())
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry
 
 from kvserving_kernels.errors import RuntimeUnavailableError
@@ -428,3 +429,44 @@ async def test_a_refused_deployment_says_why() -> None:
         await link.describe()
     with pytest.raises(RuntimeUnavailableError, match="two cores"):
         await link.apply({})
+
+
+PUBLIC = {"/kvserving/v1/ready"}
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
+
+
+def test_only_readiness_is_for_everyone() -> None:
+    paths = {route.path for route in build_router().routes if isinstance(route, APIRoute)}
+    assert paths - PUBLIC == {"/kvserving/v1/runtime", "/kvserving/v1/probe"}
+
+
+@pytest.mark.parametrize("authorization", [None, "Bearer wrong", f"Basic {TOKEN}"], ids=str)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("path", ["/runtime", "/probe", "/runtime/", "/probe/"])
+async def test_no_method_of_no_path_answers_without_the_token(
+    app: FastAPI, link: FakeLink, path: str, method: str, authorization: str | None
+) -> None:
+    headers = {"Authorization": authorization} if authorization else {}
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://engine", headers=headers, follow_redirects=True
+    ) as anybody:
+        answer = await anybody.request(
+            method, f"/kvserving/v1{path}", content=b'{"max_active_seqs": 8, "token_ids": [1]}'
+        )
+    assert answer.status_code in (401, 404, 405)
+    assert "bfloat16" not in answer.text
+    assert TOKEN not in answer.text + str(answer.headers)
+    assert [] == link.changes
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_readiness_tells_nothing_else(app: FastAPI, link: FakeLink, method: str) -> None:
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://engine") as anybody:
+        answer = await anybody.request(method, "/kvserving/v1/ready")
+    if method == "GET":
+        assert set(answer.json()) <= {"ready", "proof", "age_seconds", "reason"}
+    else:
+        assert answer.status_code == 405
+    assert [] == link.changes

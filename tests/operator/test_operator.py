@@ -2,62 +2,35 @@
 
 import asyncio
 import inspect
-import itertools
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
-import kmock as kmock_package
-import kopf
 import pytest
 from kopf._cogs.clients import api as kopf_requests
 from kopf._core.actions import loggers as kopf_loggers
 from kubernetes.aio import client
 
-from kvserving_operator.cluster import Cluster, KubernetesCluster
+from kvserving_operator.cluster import KubernetesCluster
 from kvserving_operator.errors import ApiRejected, Conflict
-from kvserving_operator.handlers import (
-    FINALIZER,
-    RETRIED,
-    Operator,
-    register,
-    retried_is_a_warning,
-)
+from kvserving_operator.handlers import FINALIZER, RETRIED, retried_is_a_warning
 from kvserving_operator.kinds import Kind
-from kvserving_operator.settings import Settings
-from operatorkit.specs import NAME, NAMESPACE, serving_body
+from operatorkit.emulator import (
+    SERVING,
+    ApplyingEmulator,
+    checks,
+    condition,
+    exists,
+    fill,
+    finish_checks,
+    operator_for,
+    running,
+    until,
+)
+from operatorkit.specs import NAME, NAMESPACE
 
-SERVING = ("kvserving.dev/v1alpha1/kvservings", NAMESPACE, NAME)
 DEPLOYMENT = ("apps/v1/deployments", NAMESPACE, NAME)
-
-
-class ApplyingEmulator(kmock_package.KubernetesEmulator):
-    """Adds what the emulator lacks: apply creates what is missing, and objects have identities."""
-
-    counter = itertools.count(1)
-
-    async def _handle(self, request: Any) -> Any:
-        applied = request.headers.get("Content-Type") == "application/apply-patch+yaml"
-        key = (request.resource, request.namespace, request.name)
-        if request.method == "PUT" and request.name:
-            object.__setattr__(request, "action", kmock_package.action.UPDATE)
-        if request.method == "PATCH" and applied and not request.subresource:
-            if key not in self._objects or self._objects[key].deleted:
-                self._objects[key] = self._stamped(request.data)
-                event = {"type": "ADDED", "object": self._objects[key].raw}
-                await self._buses[request.resource].put(event)
-        elif request.method == "POST" and isinstance(request.data, dict):
-            request.data.update(self._stamped(request.data))
-        return await super()._handle(request)
-
-    def _stamped(self, data: dict[str, Any]) -> dict[str, Any]:
-        number = next(self.counter)
-        stamp = {"uid": f"uid-{number}", "resourceVersion": str(number), "generation": 1}
-        stamp["creationTimestamp"] = "2026-11-29T20:00:00Z"
-        return {**data, "metadata": {**stamp, **data["metadata"]}}
 
 
 @pytest.fixture
@@ -68,77 +41,8 @@ def kmock_options() -> dict[str, Any]:
 @pytest.fixture
 def api(kmock: Any) -> Any:
     """An API server that knows our kinds and holds one KVServing."""
-    for kind in Kind:
-        group = kind.api_version
-        kmock.resources[f"{group}/{kind.value.plural}"] = {
-            "namespaced": True, "kind": kind.name, "singular": kind.name.lower(),
-            "verbs": ["get", "list", "watch", "create", "patch", "update", "delete"],
-            "shortnames": [], "categories": [], "subresources": ["status"],
-        }  # fmt: skip
-    for plural, name in (("v1/namespaces", "Namespace"), ("v1/events", "Event")):
-        kmock.resources[plural] = {
-            "namespaced": name == "Event", "kind": name, "singular": name.lower(),
-            "verbs": ["get", "list", "watch", "create", "patch"],
-            "shortnames": [], "categories": [], "subresources": [],
-        }  # fmt: skip
-    body = serving_body(tuning={"mode": "Off"})
-    body["metadata"] |= {"resourceVersion": "1", "creationTimestamp": "2026-11-29T20:00:00Z"}
-    kmock.objects[SERVING] = body
+    fill(kmock)
     return kmock
-
-
-def operator_for(api: Any, **changes: Any) -> Operator:
-    defaults = {
-        "tick_seconds": 0.2,
-        "metrics_listen_port": 0,
-        "lease_seconds": 30,
-        "identity": "one",
-    }
-    settings = Settings.model_validate(defaults | changes)
-
-    async def connect(resources: AsyncExitStack) -> Cluster:
-        configuration = client.Configuration(host=str(api.url).rstrip("/"))
-        cluster = KubernetesCluster(client.ApiClient(configuration), 5.0)
-        return await resources.enter_async_context(cluster)
-
-    def login(**_: Any) -> kopf.ConnectionInfo:
-        return kopf.ConnectionInfo(server=str(api.url).rstrip("/"))
-
-    return Operator(settings, connect, login)
-
-
-def kopf_identity(operator: Operator) -> Any:
-    """Kopf wants its own type of a name."""
-    return operator.settings.identity
-
-
-@asynccontextmanager
-async def running(operator: Operator, **options: Any) -> AsyncIterator[asyncio.Task[None]]:
-    registry = kopf.OperatorRegistry()
-    register(registry, operator)
-    task = asyncio.create_task(
-        kopf.operator(
-            registry=registry,
-            clusterwide=True,
-            standalone=True,
-            stop_flag=operator.stop,
-            identity=kopf_identity(operator),
-            **options,
-        )
-    )
-    try:
-        yield task
-    finally:
-        operator.stop.set()
-        await asyncio.wait_for(task, 60)
-
-
-async def until(condition: Callable[[], Any], what: str, seconds: float = 60) -> None:
-    for _ in range(int(seconds / 0.05)):
-        if condition():
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError(f"not within {seconds} s: {what}")
 
 
 async def answer_of(url: str) -> int:
@@ -146,36 +50,10 @@ async def answer_of(url: str) -> int:
         return answer.status
 
 
-def exists(api: Any, key: tuple[str, str, str]) -> bool:
-    try:
-        return not api.objects[key].deleted
-    except KeyError:
-        return False
-
-
 async def delete_serving(api: Any) -> None:
     path = Kind.KVServing.path(NAMESPACE, NAME)
     async with aiohttp.ClientSession(str(api.url)) as session, session.delete(path) as answer:
         assert answer.ok
-
-
-def checks(api: Any) -> list[tuple[Any, Any, Any]]:
-    return [key for key in api.objects if "preflight" in key[2] and not api.objects[key].deleted]
-
-
-def condition(api: Any, type: str) -> dict[str, Any]:
-    found = api.objects[SERVING].raw.get("status", {}).get("conditions", [])
-    return next((c for c in found if c["type"] == type), {})
-
-
-def finish_checks(api: Any) -> None:
-    ended = {"terminated": {"exitCode": 0, "reason": "Completed"}}
-    for key in checks(api):
-        status = {
-            "phase": "Succeeded",
-            "containerStatuses": [{"name": "preflight", "state": ended}],
-        }
-        api.objects[key].patch({"status": status})
 
 
 async def test_from_a_resource_to_its_children_and_away_again(
@@ -200,6 +78,17 @@ async def test_from_a_resource_to_its_children_and_away_again(
         await delete_serving(api)
         await until(lambda: not exists(api, SERVING), "the finalizer is gone")
     assert not operator.lost
+
+
+async def test_the_web_view_shows_what_is_looked_after(api: Any, unused_tcp_port: int) -> None:
+    url = f"http://127.0.0.1:{unused_tcp_port}"
+    async with running(operator_for(api, web_listen_port=unused_tcp_port)):
+        await until(lambda: condition(api, "Progressing"), "a status")
+        async with aiohttp.ClientSession(url) as session:
+            async with session.get("/") as answer:
+                assert f"{NAMESPACE}/{NAME}" in await answer.text()
+            async with session.get(f"/servings/{NAMESPACE}/{NAME}") as answer:
+                assert condition(api, "Progressing")["reason"] in await answer.text()
 
 
 async def test_what_is_deleted_during_a_look_goes_as_soon_as_the_look_ends(

@@ -226,6 +226,7 @@ def test_pods_meet_the_restricted_security_standard() -> None:
     container = spec["containers"][0]["securityContext"]
     assert container["allowPrivilegeEscalation"] is False
     assert {"drop": ["ALL"]} == container["capabilities"]
+    assert container["readOnlyRootFilesystem"] is True
     assert not any("hostPath" in volume for volume in spec["volumes"])
 
 
@@ -455,3 +456,18 @@ def test_blocks_allow_the_formats_that_may_be_tried(
 )
 def test_formats_are_tried_under_a_policy(spec: dict[str, Any], formats: tuple[str, ...]) -> None:
     assert tried_on(spec_of(**spec)) == formats
+
+
+@pytest.mark.parametrize("plugin", ["Enabled", "Disabled"])
+def test_whatever_an_engine_writes_has_a_volume(plugin: str) -> None:
+    spec = template_of(engine=engine_spec(plugin=plugin))["spec"]
+    (container,) = spec["containers"]
+    mounts = {m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")}
+    assert {"/tmp", "/dev/shm", "/cache"} <= mounts
+    folders = [
+        entry["value"]
+        for entry in container["env"]
+        if entry["name"].endswith(("HOME", "_ROOT", "_DIR", "DRAIN_FILE"))
+    ]
+    assert len(folders) >= 5
+    assert all(any(f"{each}/".startswith(f"{m}/") for m in mounts) for each in folders), folders

@@ -9,7 +9,7 @@ import pytest
 from kvserving_operator.kinds import Kind
 from kvserving_operator.memory import Memory
 from kvserving_operator.render.names import SETTINGS_GATE
-from kvserving_operator.tuning import tuning_settings
+from kvserving_operator.tuner_settings import tuning_settings
 from kvserving_tuner.decision import DiagnosisKind, Knob, Reason, RungName
 from kvserving_tuner.remembered import Account, Drift, Due, Fingerprint, Loads, Regime, Sample
 from kvserving_tuner.rules import Ability

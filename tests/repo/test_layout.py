@@ -21,7 +21,7 @@ def tracked_files() -> list[Path]:
     return [ROOT / line for line in output.splitlines() if (ROOT / line).is_file()]
 
 
-@pytest.mark.parametrize("folder", ["operator", "tuner", "kernels"])
+@pytest.mark.parametrize("folder", ["kubectl", "operator", "tuner", "kernels"])
 def test_no_package_shadows_the_standard_library(folder: str) -> None:
     assert not (ROOT / folder / "__init__.py").exists()
 
@@ -32,6 +32,7 @@ def test_no_packages_among_the_tests() -> None:
 
 def test_no_module_is_named_like_a_standard_module_at_a_package_root() -> None:
     roots = [
+        ROOT / "kubectl/kvserving_kubectl",
         ROOT / "operator/kvserving_operator",
         ROOT / "tuner/kvserving_tuner",
         ROOT / "kernels/kvserving_kernels",

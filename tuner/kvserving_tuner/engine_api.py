@@ -24,9 +24,15 @@ async def call(
     path: str,
     body: Mapping[str, object] | None,
     timeout_seconds: float,
+    *,
+    as_user: bool = False,
 ) -> object:
-    """JSON document of a good answer; RuntimeAPIError of the kind that another one stands for."""
-    headers = {"Authorization": f"Bearer {target.token}"} if target.token else {}
+    """JSON document of a good answer; RuntimeAPIError of the kind that another one stands for.
+
+    `as_user` calls with the users' key, and not with the token of the runtime API.
+    """
+    credential = target.api_key if as_user else target.token
+    headers = {"Authorization": f"Bearer {credential}"} if credential else {}
     try:
         response = await client.request(
             method,

@@ -12,7 +12,7 @@
 
 {{- define "kvserving.selectorLabels" -}}
 app.kubernetes.io/name: kvserving-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "kvserving.labels" -}}
@@ -27,10 +27,7 @@ app.kubernetes.io/part-of: kvserving
 {{- define "kvserving.rules" -}}
 - apiGroups: [kvserving.dev]
   resources: [kvservings]
-  verbs: [get, list, watch, patch, update]
-- apiGroups: [kvserving.dev]
-  resources: [kvservings/status]
-  verbs: [get, patch, update]
+  verbs: [get, list, watch, patch]
 # Owner references that block deletion are allowed only to who may set finalizers of the owner.
 - apiGroups: [kvserving.dev]
   resources: [kvservings/finalizers]
@@ -40,43 +37,48 @@ app.kubernetes.io/part-of: kvserving
   verbs: [get, list, watch]
 - apiGroups: [kvserving.dev]
   resources: [kvtrials]
-  verbs: [get, list, watch, create, delete]
+  verbs: [list, watch, create, delete]
 - apiGroups: [kvserving.dev]
-  resources: [kvrollbackpolicies/status, kvtrials/status]
+  resources: [kvservings/status, kvrollbackpolicies/status, kvtrials/status]
   verbs: [patch]
 - apiGroups: [apps]
   resources: [deployments]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, patch]
+# Engines come from Deployments; what is created and deleted here are pods that check a template.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [list, watch, create, delete]
 # The readiness gate by which promoted live settings reach a pod before it serves.
 - apiGroups: [""]
   resources: [pods/status]
   verbs: [patch]
 - apiGroups: [""]
   resources: [services]
-  verbs: [get, list, watch, create, patch, update, delete]
+  verbs: [list, watch, create, patch]
 - apiGroups: [""]
-  resources: [serviceaccounts, configmaps]
-  verbs: [get, list, create, patch, update, delete]
+  resources: [serviceaccounts]
+  verbs: [create, patch]
+# The operator's memory of each KVServing, and probe sets.
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get, create, patch]
 # Whether the claim of a compile cache exists, before pods are replaced by some that wait for it.
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get]
-# The token of each engine's runtime API; neither list nor watch.
+# The token of each engine's runtime API, and Secrets that a KVServing names; neither list nor watch.
 - apiGroups: [""]
   resources: [secrets]
-  verbs: [get, create, patch]
+  verbs: [get, create]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
-  verbs: [get, list, create, patch, delete]
+  verbs: [create, patch]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [get, list, create, patch, delete]
-- apiGroups: ["", events.k8s.io]
-  resources: [events]
   verbs: [create, patch]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
 {{- if .Values.gateway.enabled }}
 # Routes of KVServings with spec.routing, and Envoy Gateway's policies by which they keep sessions.
 - apiGroups: [gateway.networking.k8s.io]
@@ -89,5 +91,12 @@ app.kubernetes.io/part-of: kvserving
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [list]
+# The label by which a pod changes arms, and the arms' Services, which go with the route.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [patch]
+- apiGroups: [""]
+  resources: [services]
+  verbs: [delete]
 {{- end }}
 {{- end }}

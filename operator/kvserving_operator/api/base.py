@@ -8,6 +8,7 @@ import re
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -21,6 +22,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from kvserving_operator.api.plain import plain
 from kvserving_operator.api.quantity import QUANTITY_PATTERN
 from kvserving_operator.api.quantity import quantity_bytes as quantity_bytes
 from kvserving_operator.api.rules import RULES_KEY, Checked, Rule, raise_faults
@@ -146,7 +148,7 @@ ImageName = Annotated[
     str,
     StringConstraints(min_length=1, max_length=512, pattern=r"^[a-z0-9][A-Za-z0-9._/:@-]*$"),
 ]
-Text = Annotated[str, StringConstraints(max_length=1024)]
+Text = Annotated[str, StringConstraints(max_length=1024), AfterValidator(plain)]
 # A number as text, since the API has no floats.
 DecimalText = Annotated[
     str, StringConstraints(max_length=32, pattern=r"^-?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?$")
@@ -167,5 +169,10 @@ SafeKey = Annotated[str, StringConstraints(max_length=317)]
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Match as CEL's `matches` does: anywhere unless the pattern is anchored."""
+    """Match as CEL's `matches` does: anywhere unless the pattern is anchored.
+
+    Python's `$` would let a newline follow; CEL's is the very end.
+    """
+    if pattern.endswith("$"):
+        pattern = rf"{pattern[:-1]}\Z"
     return re.search(pattern, text) is not None

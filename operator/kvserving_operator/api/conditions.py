@@ -9,9 +9,10 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import StringConstraints
+from pydantic import AfterValidator, StringConstraints
 
 from kvserving_operator.api.base import Generation, StatusModel, Timestamp
+from kvserving_operator.api.plain import plain
 from kvserving_operator.api.reasons import ConditionType, Reason
 
 MESSAGE_LIMIT = 1024
@@ -34,7 +35,7 @@ class Condition(StatusModel):
     """Whether the aspect holds."""
     reason: Annotated[str, StringConstraints(max_length=63, pattern=r"^[A-Z][A-Za-z0-9]*$")]
     """Machine-readable cause of the status."""
-    message: Annotated[str, StringConstraints(max_length=MESSAGE_LIMIT)] = ""
+    message: Annotated[str, StringConstraints(max_length=MESSAGE_LIMIT), AfterValidator(plain)] = ""
     """One sentence for people, with the numbers behind the status."""
     last_transition_time: Timestamp
     """When the status last changed, RFC 3339."""

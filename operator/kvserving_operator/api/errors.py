@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kvserving_operator.api.plain import plain
+
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
@@ -12,7 +14,7 @@ class FieldError:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.message}" if self.path else self.message
+        return plain(f"{self.path}: {self.message}" if self.path else self.message)
 
 
 class ApiError(Exception):

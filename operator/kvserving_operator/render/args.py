@@ -11,6 +11,7 @@ from kvserving_kernels.formats.flags import cache_flags
 from kvserving_operator.api.base import quantity_bytes
 from kvserving_operator.api.v1alpha1 import Switch
 from kvserving_operator.live import NO_EVICTION, asked
+from kvserving_operator.profiles import batched_tokens, further_flags
 from kvserving_operator.render.blocks import block_size
 from kvserving_operator.render.drain import EXIT_SECONDS
 from kvserving_operator.render.engine import Engine
@@ -47,7 +48,7 @@ def engine_args(engine: Engine) -> tuple[str, ...]:
     for flag, number in (
         ("--max-model-len", spec.max_model_len),
         ("--max-num-seqs", spec.max_num_seqs),
-        ("--max-num-batched-tokens", spec.max_num_batched_tokens),
+        ("--max-num-batched-tokens", batched_tokens(engine.spec)),
         ("--block-size", block_size(engine)),
     ):
         if number is not None:
@@ -70,7 +71,7 @@ def engine_args(engine: Engine) -> tuple[str, ...]:
         # Half of what is left after the preStop hook; the other half is for letting go.
         args.append(f"--shutdown-timeout={EXIT_SECONDS // 2}")
     args += _histogram_buckets(engine)
-    return (*args, *spec.extra_args)
+    return (*args, *further_flags(engine.spec), *spec.extra_args)
 
 
 def _memory(engine: Engine) -> Sequence[str]:

@@ -9,6 +9,10 @@ ENGINE_CONTAINER = "engine"
 PREFLIGHT_CONTAINER = "preflight"
 ENGINE_PORT = 8000
 READY_PATH = "/kvserving/v1/ready"
+TOKEN_VARIABLE = "KVSERVING_TOKEN"  # noqa: S105  a name
+"""Environment variable of an engine with the runtime API's bearer token."""
+API_KEY_VARIABLE = "VLLM_API_KEY"
+"""vLLM's own, with the key that its users must send."""
 SETTINGS_GATE = f"{API_GROUP}/settings-applied"
 """Readiness gate of engine pods: promoted live values have been applied to this pod."""
 
@@ -24,6 +28,8 @@ RETRY_ANNOTATION = f"{API_GROUP}/retry"
 """Set by a user, to any new value, to try a template again that failed."""
 DEPLOYMENT_LABEL = f"{API_GROUP}/deployment"
 """Tells the pods of a trial's own Deployment from the others: its selector, for ever."""
+DECISION_ANNOTATION = f"{API_GROUP}/decision"
+"""Identity of the tuner's decision that asked for a KVTrial, as in the audit log and in traces."""
 STABLE, CANDIDATE = "stable", "candidate"
 """Tracks of pods: what the arms of a trial with route weights select."""
 

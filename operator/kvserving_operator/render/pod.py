@@ -8,11 +8,13 @@ from kvserving_operator.render.args import engine_args
 from kvserving_operator.render.drain import DRAIN_FILE, drain_command, grace_seconds
 from kvserving_operator.render.engine import Engine
 from kvserving_operator.render.names import (
+    API_KEY_VARIABLE,
     ENGINE_CONTAINER,
     ENGINE_PORT,
     REVISION_LABEL,
     SETTINGS_GATE,
     STABLE,
+    TOKEN_VARIABLE,
     TRACK_LABEL,
     ServingRef,
 )
@@ -95,7 +97,11 @@ def _container(ref: ServingRef, engine: Engine) -> dict[str, Any]:
     environment = engine_environment(engine)
     if engine.plugin:
         source = {"secretKeyRef": {"name": ref.token_secret, "key": "token"}}
-        environment.append({"name": "KVSERVING_TOKEN", "valueFrom": source})
+        environment.append({"name": TOKEN_VARIABLE, "valueFrom": source})
+    if engine.spec.api_key_ref is not None:
+        reference = engine.spec.api_key_ref
+        source = {"secretKeyRef": {"name": reference.name, "key": reference.key}}
+        environment.append({"name": API_KEY_VARIABLE, "valueFrom": source})
     return {
         "name": ENGINE_CONTAINER,
         "image": engine.image,

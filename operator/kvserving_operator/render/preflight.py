@@ -7,9 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvserving_operator.kinds import Kind
-from kvserving_operator.render.names import ENGINE_CONTAINER, PREFLIGHT_CONTAINER, ServingRef
+from kvserving_operator.render.names import (
+    API_KEY_VARIABLE,
+    ENGINE_CONTAINER,
+    PREFLIGHT_CONTAINER,
+    TOKEN_VARIABLE,
+    ServingRef,
+)
 from kvserving_operator.render.pod import GPU_RESOURCE, template_hash
 
+CREDENTIALS = (TOKEN_VARIABLE, API_KEY_VARIABLE)
 GPUS_VARIABLE = "KVSERVING_GPUS"
 """Variable of the check (`kvserving_kernels.preflight.host`)."""
 
@@ -58,9 +65,9 @@ def _container(engine: Mapping[str, Any], memory: str) -> dict[str, Any]:
         "name": PREFLIGHT_CONTAINER,
         "command": ["python3", "-m", "kvserving_kernels.preflight", "--"],
         "args": list(engine["args"]),
-        # No token: the check talks to nobody.
+        # Neither token nor key: the check talks to nobody.
         "env": [
-            *(entry for entry in engine["env"] if entry["name"] != "KVSERVING_TOKEN"),
+            *(entry for entry in engine["env"] if entry["name"] not in CREDENTIALS),
             *_gpus(engine),
         ],
         "resources": _resources(memory),

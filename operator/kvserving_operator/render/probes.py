@@ -12,10 +12,13 @@ from kvserving_operator.render.names import ENGINE_PORT, READY_PATH
 STARTUP_PERIOD_SECONDS = 5
 
 COMPLETION_SCRIPT = """\
-import json, sys, urllib.request
+import json, os, sys, urllib.request
 body = {"model": sys.argv[1], "prompt": "1", "max_tokens": 1, "temperature": 0}
+headers = {"Content-Type": "application/json"}
+if os.environ.get("VLLM_API_KEY"):
+    headers["Authorization"] = "Bearer " + os.environ["VLLM_API_KEY"]
 request = urllib.request.Request("http://127.0.0.1:%d/v1/completions" % int(sys.argv[2]),
-                                 json.dumps(body).encode(), {"Content-Type": "application/json"})
+                                 json.dumps(body).encode(), headers)
 with urllib.request.urlopen(request, timeout=25) as answer:
     sys.exit(not json.load(answer)["choices"])
 """

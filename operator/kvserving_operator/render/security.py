@@ -26,5 +26,7 @@ def container_security() -> dict[str, Any]:
     return {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
+        # Caches, home and /tmp are volumes of the pod.
+        "readOnlyRootFilesystem": True,
         "privileged": False,
     }

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from kvserving_operator.api.v1alpha1 import KVServingSpec, RequestedBy
 from kvserving_operator.trials.turn import Outcome
-from kvserving_operator.tuning import tuning_settings
+from kvserving_operator.tuner_settings import tuning_settings
 from kvserving_tuner.committing import concluded
 from kvserving_tuner.remembered import Judged
 from kvserving_tuner.state import TunerState

@@ -2,7 +2,7 @@
 
 import base64
 import binascii
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvserving_operator.api.v1alpha1 import KVServing, ProbeSetKind, ProbeSetReference
 from kvserving_operator.cluster import Cluster
@@ -46,9 +46,15 @@ def parse_probe_set(reference: ProbeSetReference, body: Object) -> ProbeSet:
     try:
         if secret:
             text = base64.b64decode(text, validate=True).decode()
-        return ProbeSet(read_prompts(text))
+        prompts = read_prompts(text)
     except (binascii.Error, UnicodeDecodeError):
         return ProbeSet(problem=f"{where}: key {reference.key}: expected text in UTF-8")
     except ProbeSetError as error:
         told = f"{str(error).partition(':')[0]} is no prompt" if secret else str(error)
         return ProbeSet(problem=f"{where}: {told}")
+    if secret:
+        # Their names would be told wherever one of them is at fault.
+        prompts = tuple(
+            replace(prompt, name=f"prompt {number}") for number, prompt in enumerate(prompts, 1)
+        )
+    return ProbeSet(prompts)

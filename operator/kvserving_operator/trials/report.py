@@ -18,7 +18,12 @@ from kvserving_operator.api.v1alpha1 import (
     VerdictStatus,
 )
 from kvserving_operator.kinds import Kind
-from kvserving_operator.render.names import MANAGED_BY, SERVING_LABEL, ServingRef
+from kvserving_operator.render.names import (
+    DECISION_ANNOTATION,
+    MANAGED_BY,
+    SERVING_LABEL,
+    ServingRef,
+)
 from kvserving_operator.trials.record import (
     DTYPE_FIELD,
     EVICTION_FIELD,
@@ -122,8 +127,8 @@ def left_out(name: str, entry: LeftOut) -> TrialEvidence:
     )
 
 
-def manifest(ref: ServingRef, name: str, spec: KVTrialSpec) -> dict[str, Any]:
-    """KVTrial that an edit of the spec asks for."""
+def manifest(ref: ServingRef, name: str, spec: KVTrialSpec, decision: str = "") -> dict[str, Any]:
+    """KVTrial that an edit of the spec asks for, or a decision of the tuner's."""
     return {
         "apiVersion": Kind.KVTrial.api_version,
         "kind": Kind.KVTrial.name,
@@ -131,6 +136,7 @@ def manifest(ref: ServingRef, name: str, spec: KVTrialSpec) -> dict[str, Any]:
             "name": name,
             "namespace": ref.namespace,
             "labels": MANAGED_BY | {SERVING_LABEL: ref.name},
+            **({"annotations": {DECISION_ANNOTATION: decision}} if decision else {}),
             "ownerReferences": [dict(ref.owner_reference)],
         },
         "spec": spec.to_api(),

@@ -32,7 +32,8 @@ from kvserving_operator.trials.restart import Start, change_spec
 from kvserving_operator.trials.seen import Seen, same_weights
 from kvserving_operator.trials.select import Wanted, is_open, trial_spec, tuner_trial
 from kvserving_operator.trials.turn import Outcome, look
-from kvserving_operator.tuning import Turn, slo_of
+from kvserving_operator.tuner_settings import slo_of
+from kvserving_operator.tuning import Turn
 from kvserving_tuner.judge import Split
 from kvserving_tuner.runtime_client import RuntimeState
 
@@ -63,6 +64,7 @@ class TrialRunner:
         pods: tuple[PodView, ...],
         turn: Turn,
         token: str | None,
+        api_key: str | None,
         trials: Trials,
         refusals: tuple[Refusal, ...],
         policy: Policy,
@@ -102,7 +104,7 @@ class TrialRunner:
         seen = Seen(
             pods=pods,
             runtime=turn.readback.runtime,
-            targets={pod.name: target_of(pod, token) for pod in pods},
+            targets={pod.name: target_of(pod, token, api_key) for pod in pods},
             refusals=refusals,
             observation=turn.observation,
             pairs=self._probing.collect(),
@@ -122,7 +124,7 @@ class TrialRunner:
         wanted = replace(wanted, weights=same_weights(seen))
         asked_for = tuner_trial(wanted, turn.decision)
         if asked_for is not None:
-            made = await self._make(manifest(ref, *asked_for))
+            made = await self._make(manifest(ref, *asked_for, decision_of(turn)))
             found |= {made.metadata.name: made} if made is not None else {}
         outcome = look(trials, wanted, tuple(found.values()), seen)
         if outcome.begun and outcome.record is not None and policy.spec is not None:
@@ -151,7 +153,7 @@ class TrialRunner:
             self._asking.stop()
         if outcome.asks:
             self._asking.ask(outcome.asks)
-        return outcome
+        return replace(outcome, found=tuple(found.values()))
 
     def forget(self) -> None:
         """End what is under way."""
@@ -252,6 +254,11 @@ def _longest(serving: KVServing, runtime: Mapping[str, RuntimeState]) -> int:
     reported = (state.startup.get("max_model_len") for state in runtime.values())
     found = [each for each in (own, *reported) if isinstance(each, int)]
     return min(found, default=DEFAULT_CONTEXT)
+
+
+def decision_of(turn: Turn) -> str:
+    """Identity of the decision of a turn; empty where it has none."""
+    return "" if turn.decision is None else turn.decision.id
 
 
 def _switches(outcome: Outcome) -> bool:

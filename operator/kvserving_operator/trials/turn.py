@@ -56,6 +56,8 @@ class Outcome:
     probes: tuple[Request, ...] = ()
     prompts: tuple[Prompt, ...] = ()
     asks: tuple[Ask, ...] = ()
+    found: tuple[KVTrial, ...] = ()
+    """KVTrials of the KVServing as they were listed before this look."""
 
     @property
     def asks_no_more(self) -> bool:

@@ -32,6 +32,16 @@ def test_the_share_is_that_of_the_line_through_the_windows() -> None:
     assert PRIOR.low < found.share < PRIOR.high
 
 
+@pytest.mark.parametrize("wild", [0.001, 0.1, 2.0])
+def test_a_window_that_is_far_off_moves_no_forecast(wild: float) -> None:
+    counts = (32, 48, 64, 80, 96, 112, 128)
+    seen = [sample(n, 0.0066 + 0.0000833 * n) for n in counts]
+    found = growth([*seen[:3], sample(70, wild), *seen[3:]], 64)
+    expected = growth(seen, 64)
+    assert found.share == pytest.approx(expected.share)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+
+
 @pytest.mark.parametrize(
     "samples",
     [

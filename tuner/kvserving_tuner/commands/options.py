@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from kvserving_tuner.decision import Knob
 from kvserving_tuner.errors import SettingsError
 from kvserving_tuner.ladder.formats import EIGHT_BITS, FOUR_BITS, MIXED
+from kvserving_tuner.profiles import PROFILES, ProfileName
 from kvserving_tuner.rules import Ability, Guardrails, LadderRules, MaintenanceWindow, Strategy
 from kvserving_tuner.settings import Bounds, Mode, Slo, TuningSettings
 
@@ -30,6 +31,10 @@ def add_ladder(parser: argparse.ArgumentParser) -> None:
         "--dtype", action="append", metavar="NAME",
         help=f"KV format it may go to; may be repeated; default: {', '.join(FORMATS)}",
     )  # fmt: skip
+    parser.add_argument(
+        "--profile", choices=list(ProfileName), default=ProfileName.CUSTOM, type=ProfileName,
+        help="what the model is used for: which moves are allowed, unless --dtype names formats",
+    )  # fmt: skip
     parser.add_argument("--no-dtypes", action="store_true", help="keep the KV format")
     parser.add_argument("--rules", action="store_true", help="thresholds alone, no forecasts")
     parser.add_argument("--changes-per-day", type=int, metavar="N", help="of all but storms")
@@ -47,12 +52,16 @@ def ladder_settings(options: argparse.Namespace, mode: Mode, formats: Ability) -
     abilities = dict.fromkeys(Knob, Ability.RECOMMEND)
     abilities[Knob.MAX_SCHEDULED_TOKENS] = Ability.CHANGE
     abilities[Knob.KV_CACHE_DTYPE] = formats
+    profile = PROFILES.get(options.profile)
+    if profile is not None and not profile.evicts:
+        del abilities[Knob.EVICTION]
+    allowed = FORMATS if profile is None else profile.dtypes
     try:
         return TuningSettings(
             mode=mode,
             max_active_seqs=Bounds(minimum=options.minimum, maximum=options.maximum),
             abilities=abilities,
-            allowed_dtypes=() if options.no_dtypes else tuple(options.dtype or FORMATS),
+            allowed_dtypes=() if options.no_dtypes else tuple(options.dtype or allowed),
             slo=targets(options),
             ladder=LadderRules(strategy=Strategy.RULES if options.rules else Strategy.MODEL),
             guardrails=Guardrails(

@@ -27,7 +27,12 @@ from kvserving_tuner.sizing.gpus import MEMORY_MIB
 from kvserving_tuner.sizing.memory import DEFAULT_BLOCK, Layout, bytes_per_token
 from kvserving_tuner.sizing.plan import Question, cache_bytes
 from kvserving_tuner.sizing.shape import read_shape
+from kvserving_tuner.stepmodel.corrected import HIGHEST
+from kvserving_tuner.stepmodel.kernels import has_kernels, step_times
+from kvserving_tuner.stepmodel.log import applied, corrected_by_log
 
+LEAST_WINDOWS = 5
+"""Full minutes of a log, before it corrects anything."""
 HELP = "say what an engine would do with a load under given settings"
 DRAWN_SECONDS = 600.0
 SHOWN = {
@@ -68,7 +73,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     machine.add_argument("--tensor-parallel", type=int, default=1, metavar="N")
     machine.add_argument("--capacity-tokens", type=int, help="of the KV cache in the first format")
     machine.add_argument("--bytes-per-token", type=float, help="of the format, without --config")
-    machine.add_argument("--step-times", type=Path, help="JSON file; default: estimated")
+    machine.add_argument(
+        "--step-times", type=Path, help="JSON file; default: from measured kernels, else estimated"
+    )
+    machine.add_argument(
+        "--log", type=Path, help="of `tune --record` on such an engine: corrects the step times"
+    )
     engine = parser.add_argument_group("engine")
     engine.add_argument("--dtype", action="append", metavar="NAME", help="may be repeated")
     for name, kind in (("max-num-seqs", "N"), ("max-num-batched-tokens", "TOKENS")):
@@ -89,8 +99,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, console: Console) -> int:
     """Simulate every combination of settings; errors of this package name what is at fault."""
     model = read_model(options.config, options.weights_gib) if options.config else None
-    times = _times(options, model)
+    plain = _times(options, model)
     settings = _settings(options, model)
+    times = _corrected(options, settings, plain)
     workload = _workload(options)
     rows = [
         row(one, simulate(workload, one, times), options.ttft_ms, options.tpot_ms)
@@ -174,7 +185,28 @@ def _times(options: argparse.Namespace, model: ModelFiles | None) -> StepTimes:
     if model is None or not options.gpu:
         raise SimulationError("step-times", "a file, or --config and --gpu", "neither")
     weights = model.known_weights()
+    if has_kernels(options.gpu):
+        return step_times(options.gpu, model.config, weights, options.tensor_parallel)
     return estimated(options.gpu, model.config, weights, options.tensor_parallel)
+
+
+def _corrected(
+    options: argparse.Namespace, settings: EngineSettings, times: StepTimes
+) -> StepTimes:
+    """Step times as a log of such an engine has them; SimulationError where it has others."""
+    if options.log is None:
+        return times
+    size = settings.bytes_per_token[settings.dtype]
+    correction = corrected_by_log(options.log, times, size)
+    if correction.windows < LEAST_WINDOWS or not correction.is_trusted:
+        factors = f"factors of {correction.fixed:.2f} and {correction.growing:.2f}"
+        raise SimulationError(
+            "log",
+            f"at least {LEAST_WINDOWS} windows of an engine that is within a factor of "
+            f"{HIGHEST:g} of these step times",
+            f"{factors} after {correction.windows} windows",
+        )
+    return applied(times, correction)
 
 
 def _settings(options: argparse.Namespace, model: ModelFiles | None) -> EngineSettings:

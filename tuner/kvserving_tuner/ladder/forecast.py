@@ -12,6 +12,7 @@ from typing import Final
 
 from kvserving_tuner.decision import Forecast
 from kvserving_tuner.remembered import Sample
+from kvserving_tuner.stepmodel.outliers import without_outliers
 
 LEAST_SAMPLES: Final = 5
 LEAST_SPREAD: Final = 1.3
@@ -38,9 +39,12 @@ PRIOR: Final = Growth(0.45, 0.2, 0.7, "step times as usual on GPUs")
 def growth(samples: Sequence[Sample], running: float) -> Growth:
     """The share at so many running sequences, from windows with different numbers of them.
 
-    The prior where there are too few, or where they ran alike.
+    Windows that are far off teach nothing. The prior where there are too few, or where they ran
+    alike.
     """
-    seen = [(s.running, s.step_seconds) for s in samples if s.step_seconds and s.running > 0]
+    seen = without_outliers(
+        [(s.running, s.step_seconds) for s in samples if s.step_seconds and s.running > 0]
+    )
     if len(seen) < LEAST_SAMPLES:
         return PRIOR
     counts = [count for count, _ in seen]

@@ -9,8 +9,9 @@ from typing import Any, Final
 import httpx
 
 from kvserving_tuner.engine_api import call
-from kvserving_tuner.errors import BadAnswer, ChangeFailed
+from kvserving_tuner.errors import BadAnswer, ChangeFailed, RuntimeAPIError
 from kvserving_tuner.probes.prompts import Prompt
+from kvserving_tuner.probes.withheld import withheld
 from kvserving_tuner.sources.base import EngineTarget
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class ProbeClient:
         if as_dtype is not None:
             body["as_dtype"] = as_dtype
         try:
-            document = await call(self._client, target, "POST", PROBE_PATH, body, self._timeout)
+            document = await self._ask(target, PROBE_PATH, body, self._timeout)
         except ChangeFailed as error:
             if error.reason != NOT_FINITE:
                 raise
@@ -128,7 +129,7 @@ class ProbeClient:
             "cache_salt": salt,
         }
         timeout = min(self._timeout, ANSWER_SECONDS)
-        document = await call(self._client, target, "POST", COMPLETIONS_PATH, body, timeout)
+        document = await self._ask(target, COMPLETIONS_PATH, body, timeout, as_user=True)
         choices = document.get("choices") if isinstance(document, Mapping) else None
         first = choices[0] if isinstance(choices, list) and choices else None
         text = first.get("text") if isinstance(first, Mapping) else None
@@ -136,8 +137,24 @@ class ProbeClient:
             raise BadAnswer(target.name, "choices[0].text: expected a text")
         return text
 
+    async def _ask(
+        self,
+        target: EngineTarget,
+        path: str,
+        body: Mapping[str, object],
+        timeout_seconds: float,
+        *,
+        as_user: bool = False,
+    ) -> object:
+        try:
+            return await call(
+                self._client, target, "POST", path, body, timeout_seconds, as_user=as_user
+            )
+        except RuntimeAPIError as error:
+            raise withheld(error, body) from None
+
     async def _tokenize(self, target: EngineTarget, body: Mapping[str, object]) -> tuple[int, ...]:
-        document = await call(self._client, target, "POST", TOKENIZE_PATH, body, self._timeout)
+        document = await self._ask(target, TOKENIZE_PATH, body, self._timeout, as_user=True)
         found = document.get("tokens") if isinstance(document, Mapping) else None
         if not isinstance(found, list) or not all(type(token) is int for token in found):
             raise BadAnswer(target.name, "tokens: expected a list of integers")

@@ -10,6 +10,8 @@ from kvserving_tuner.errors import ProbeSetError
 
 ROLES: Final = ("system", "user", "assistant")
 MOST_PROMPTS: Final = 10_000
+NAME_CHARACTERS: Final = 100
+SHOWN_CHARACTERS: Final = 40
 _FIELDS: Final = ("name", "prompt", "messages", "reference", "metric")
 
 Message = tuple[str, str]
@@ -48,7 +50,8 @@ def read_prompts(document: str) -> tuple[Prompt, ...]:
     out.
     """
     prompts: list[Prompt] = []
-    for number, line in enumerate(document.splitlines(), start=1):
+    # Not by `splitlines`: JSON may hold U+2028 and its like in a text.
+    for number, line in enumerate(document.split("\n"), start=1):
         if line.strip():
             prompts.append(_read(line, f"line {number}"))
     if not prompts:
@@ -61,18 +64,26 @@ def read_prompts(document: str) -> tuple[Prompt, ...]:
 def _read(line: str, where: str) -> Prompt:
     try:
         entry = json.loads(line)
-    except ValueError as error:
-        raise ProbeSetError(f"{where}: expected a JSON object: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ProbeSetError(f"{where}: expected a JSON object: {error}") from None
     if not isinstance(entry, Mapping):
         raise ProbeSetError(f"{where}: expected a JSON object, got {type(entry).__name__}")
     unknown = [field for field in entry if field not in _FIELDS]
     if unknown:
-        raise ProbeSetError(f"{where}: {unknown[0]}: expected one of {', '.join(_FIELDS)}")
+        field, fields = str(unknown[0]), ", ".join(_FIELDS)
+        plain = field.isascii() and field.isidentifier() and len(field) <= SHOWN_CHARACTERS
+        found = field if plain else _shown(field)
+        raise ProbeSetError(f"{where}: {found}: expected one of {fields}")
     if ("prompt" in entry) == ("messages" in entry):
         raise ProbeSetError(f"{where}: expected either prompt or messages")
     name = entry.get("name", where)
     if not isinstance(name, str):
         raise ProbeSetError(f"{where}: name: expected a string, got {type(name).__name__}")
+    if len(name) > NAME_CHARACTERS or not name.isprintable():
+        # Messages and logs hold it.
+        raise ProbeSetError(
+            f"{where}: name: expected at most {NAME_CHARACTERS} printable characters"
+        )
     reference, metric = _reference(entry, where)
     if "messages" in entry:
         messages = _messages(entry["messages"], where)
@@ -95,14 +106,29 @@ def _reference(entry: Mapping[str, object], where: str) -> tuple[str, Metric]:
     metric = entry.get("metric", Metric.CHRF)
     if metric not in list(Metric):
         names = ", ".join(Metric)
-        raise ProbeSetError(f"{where}: metric: expected one of {names}, got {metric!r}")
+        raise ProbeSetError(f"{where}: metric: expected one of {names}, got {_shown(metric)}")
     return reference, Metric(str(metric))
 
 
 def _text(value: object, field: str) -> str:
     if not isinstance(value, str) or not value:
         raise ProbeSetError(f"{field}: expected a text of at least one character")
-    return value
+    return _encodable(value, field)
+
+
+def _encodable(text: str, field: str) -> str:
+    """The text, unless it is none in UTF-8: JSON can name one half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ProbeSetError(f"{field}: character {error.start + 1} is half a character") from None
+    return text
+
+
+def _shown(value: object) -> str:
+    """What a user wrote where a word was expected, short and in ASCII."""
+    text = ascii(value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 
 
 def _messages(value: object, where: str) -> tuple[Message, ...]:
@@ -115,8 +141,10 @@ def _messages(value: object, where: str) -> tuple[Message, ...]:
             raise ProbeSetError(f"{field}: expected an object of role and content")
         role, content = message["role"], message["content"]
         if role not in ROLES:
-            raise ProbeSetError(f"{field}.role: expected one of {', '.join(ROLES)}, got {role!r}")
+            raise ProbeSetError(
+                f"{field}.role: expected one of {', '.join(ROLES)}, got {_shown(role)}"
+            )
         if not isinstance(content, str):
             raise ProbeSetError(f"{field}.content: expected a text, got {type(content).__name__}")
-        messages.append((role, content))
+        messages.append((role, _encodable(content, f"{field}.content")))
     return tuple(messages)

@@ -1,5 +1,6 @@
 """Memory of GPUs by name, as their drivers report it in all (nvidia-smi), in MiB."""
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -9,19 +10,33 @@ MIB: Final = 1024 * 1024
 
 MEMORY_MIB: Final[Mapping[str, int]] = {
     "A10": 23_028,
+    "A30": 24_576,
+    "A40": 46_068,
     "A100-40GB": 40_960,
     "A100-80GB": 81_920,
+    "B200": 183_359,
+    "H20": 97_871,
     "H100": 81_559,
     "H200": 143_771,
     "L4": 23_034,
     "L40S": 46_068,
+    "RTX-4090": 24_564,
+    "RTX-5090": 32_607,
+    "RTX-6000-Ada": 49_140,
+    "T4": 15_360,
+    "V100-32GB": 32_768,
 }
+OTHER: Final = re.compile(r"(\d+(?:\.\d+)?)GiB", re.IGNORECASE)
+"""A GPU that has no name here, by its memory."""
 
 
 def memory_bytes(name: str) -> int:
-    """Memory of a GPU; SizingError lists the names that are known."""
+    """Memory of a GPU by its name, or by its size as in `48GiB`; SizingError lists the names."""
     by_lower = {known.lower(): size for known, size in MEMORY_MIB.items()}
-    try:
-        return by_lower[name.lower()] * MIB
-    except KeyError:
-        raise SizingError("gpu", f"one of {', '.join(MEMORY_MIB)}", name) from None
+    size = by_lower.get(name.lower())
+    if size is not None:
+        return size * MIB
+    other = OTHER.fullmatch(name)
+    if other is None or float(other[1]) <= 0:
+        raise SizingError("gpu", f"one of {', '.join(MEMORY_MIB)}, or a size as 48GiB", name)
+    return int(float(other[1]) * 1024 * MIB)

@@ -1,36 +1,29 @@
 """Bytes of a KV cache: per token, per sequence, and what fits."""
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kvserving_kernels.errors import LayoutError
-from kvserving_kernels.formats import DTYPES, LAYOUTS, KVCacheDType
 from kvserving_tuner.errors import SizingError
-from kvserving_tuner.sizing.shape import LayerGroup, LayerKind, ModelShape
+from kvserving_tuner.sizing.layers import ModelShape
+from kvserving_tuner.sizing.pages import (
+    DEFAULT_BLOCK,
+    Layout,
+    Pages,
+    check_format,
+    pages,
+    token_bytes,
+)
 
-DEFAULT_BLOCK = 16
-"""Tokens of a block where nothing else is asked for, as in vLLM on GPUs."""
-DEFAULT_OWN_BLOCK = 64
-"""Tokens of a block with a format of this package: smaller ones store more parameters a token."""
-FLOAT32_BITS = 32.0
+__all__ = ["DEFAULT_BLOCK", "Layout"]
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How a cache is kept: format, block, and over how many devices."""
+class Capacity:
+    """What a cache of some size holds, in the terms in which an engine reports it."""
 
-    dtype: str
-    block_size: int | None = None
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    step_tokens: int = 0
-    """Most tokens of one engine step, which a sliding window holds besides itself."""
-
-    @property
-    def block(self) -> int:
-        """Tokens of a block."""
-        own = self.dtype in LAYOUTS
-        return self.block_size or (DEFAULT_OWN_BLOCK if own else DEFAULT_BLOCK)
+    block_bytes: int
+    blocks: int
+    tokens: int
+    """Sequences of the greatest length that fit, times that length: `kv_cache_size_tokens`."""
 
 
 def bytes_per_token(shape: ModelShape, layout: Layout) -> int:
@@ -38,63 +31,56 @@ def bytes_per_token(shape: ModelShape, layout: Layout) -> int:
 
     Layers with a sliding window count as long as the token is within it.
     """
-    return sum(_token_bytes(group, layout) * group.count for group in shape.groups)
+    check_format(shape, layout.dtype)
+    on_each = sum(token_bytes(group, layout) * group.count for group in shape.groups)
+    return on_each * layout.tensor_parallel
 
 
 def sequence_bytes(shape: ModelShape, layout: Layout, context: int) -> int:
     """Bytes of a sequence of so many tokens, in whole blocks, on all devices together."""
-    if context < 1:
-        raise SizingError("context", "at least 1 token", str(context))
-    total = 0
-    for group in shape.groups:
-        tokens = context
-        if group.window is not None:
-            tokens = min(context, group.window + layout.step_tokens)
-        blocks = math.ceil(tokens / layout.block)
-        if group.window is not None and tokens < context:
-            # A window that does not begin with a block lies in one more.
-            blocks += 1
-        total += _token_bytes(group, layout) * group.count * blocks * layout.block
-    return total
+    on_one_stage = replace(layout, pipeline_parallel=1)
+    return device_bytes(shape, on_one_stage, context) * layout.tensor_parallel
 
 
 def device_bytes(shape: ModelShape, layout: Layout, context: int) -> int:
     """Bytes of a sequence on the fullest device.
 
-    Tensor parallelism gives each device its own heads, and copies where there are fewer heads than
-    devices; a latent is copied to each. Pipeline parallelism gives each stage its own layers.
+    Pipeline parallelism gives each stage its own layers.
     """
-    per_stage = math.ceil(shape.layers / layout.pipeline_parallel) / shape.layers
-    return math.ceil(sequence_bytes(shape, layout, context) / layout.tensor_parallel * per_stage)
+    return pages(shape, layout).block_bytes * sequence_blocks(shape, layout, context)
+
+
+def sequence_blocks(shape: ModelShape, layout: Layout, context: int) -> int:
+    """Blocks of a sequence of so many tokens, over all tables."""
+    if context < 1:
+        raise SizingError("context", "at least 1 token", str(context))
+    tables = pages(shape, layout).tables
+    return sum(table.blocks(context, layout.step_tokens) for table in tables)
 
 
 def sequences_that_fit(
     shape: ModelShape, layout: Layout, context: int, cache_bytes_per_device: float
 ) -> int:
-    """Sequences of so many tokens that a cache of this size on each device holds."""
-    return max(0, int(cache_bytes_per_device // device_bytes(shape, layout, context)))
+    """Sequences of so many tokens that a cache of this size on each device holds.
+
+    vLLM keeps one block for itself.
+    """
+    blocks = int(cache_bytes_per_device // _sized(shape, layout).block_bytes) - 1
+    return max(0, blocks // sequence_blocks(shape, layout, context))
 
 
-def _token_bytes(group: LayerGroup, layout: Layout) -> int:
-    if group.kind is LayerKind.STATE:
-        return 0
-    if group.kind is LayerKind.LATENT:
-        return layout.tensor_parallel * math.ceil(group.latent_size * _native_bits(layout) / 8)
-    heads = max(group.kv_heads, layout.tensor_parallel)
-    own = LAYOUTS.get(KVCacheDType(layout.dtype)) if layout.dtype in LAYOUTS else None
-    if own is None:
-        return heads * math.ceil(2 * group.head_size * _native_bits(layout) / 8)
-    try:
-        return heads * own.page(layout.block, group.head_size).bytes_per_token
-    except LayoutError as error:
-        raise SizingError("dtype", "a format that can store this model", str(error)) from error
+def capacity(
+    shape: ModelShape, layout: Layout, max_length: int, cache_bytes_per_device: float
+) -> Capacity:
+    """What vLLM 0.32 says that a cache of this size holds, for requests of up to `max_length`."""
+    laid_out = _sized(shape, layout)
+    blocks = int(cache_bytes_per_device // laid_out.block_bytes)
+    each = sum(table.reserved(max_length, layout.step_tokens) for table in laid_out.tables)
+    return Capacity(laid_out.block_bytes, blocks, int(blocks / each * max_length))
 
 
-def _native_bits(layout: Layout) -> float:
-    if layout.dtype == "float32":
-        return FLOAT32_BITS
-    known = DTYPES.get(KVCacheDType(layout.dtype)) if layout.dtype in set(KVCacheDType) else None
-    if known is None or known.bits_per_element is None:
-        sized = [d.value for d, info in DTYPES.items() if info.bits_per_element or d in LAYOUTS]
-        raise SizingError("dtype", f"one of {', '.join(sized)}", layout.dtype)
-    return known.bits_per_element
+def _sized(shape: ModelShape, layout: Layout) -> Pages:
+    laid_out = pages(shape, layout)
+    if laid_out.block_bytes == 0:
+        raise SizingError("config", "a model with a KV cache of known size", shape.name or "none")
+    return laid_out

@@ -1,26 +1,24 @@
-"""What fits: formats and contexts side by side, and what to change first; pure."""
+"""What fits: formats and contexts side by side; pure."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from kvserving_kernels.formats import LAYOUTS
 from kvserving_tuner.errors import SizingError
 from kvserving_tuner.sizing.gpus import memory_bytes
+from kvserving_tuner.sizing.layers import ModelShape
 from kvserving_tuner.sizing.memory import (
     Layout,
     bytes_per_token,
     sequence_bytes,
     sequences_that_fit,
 )
-from kvserving_tuner.sizing.shape import ModelShape
 
-UTILIZATION: Final = 0.9
-"""Share of a GPU's memory that an engine takes, vLLM's own default."""
+UTILIZATION: Final = 0.92
+"""Share of a GPU's memory that an engine takes, vLLM's own default since 0.20."""
 WORKSPACE_BYTES: Final = 2 * 1024**3
-"""What activations, graphs and libraries take of it: 1 to 3 GiB with a budget of 8,192 tokens."""
-ENOUGH_SEQUENCES: Final = 4
-"""Fewer sequences at once leave most of a GPU's decode speed unused."""
+"""What activations, graphs and libraries take of it, where nobody has estimated it."""
 
 
 @dataclass(frozen=True)
@@ -51,51 +49,74 @@ class Question:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     weights_bytes: float = 0.0
+    utilization: float = UTILIZATION
+    step_tokens: int = 0
+    """Most tokens under way at once, which sliding windows hold besides themselves."""
+    workspaces: Mapping[str, int] = field(default_factory=dict)
+    """Bytes that engines take besides weights and cache, by format."""
+
+    def __post_init__(self) -> None:
+        """Raise SizingError for numbers that no engine has."""
+        numbers = {
+            "tensor-parallel": self.tensor_parallel,
+            "pipeline-parallel": self.pipeline_parallel,
+            "block-size": 1 if self.block_size is None else self.block_size,
+        }
+        for name, value in numbers.items():
+            if value < 1:
+                raise SizingError(name, "a whole number of at least 1", str(value))
+        if self.step_tokens < 0:
+            raise SizingError("max-num-batched-tokens", "at least 0", str(self.step_tokens))
+        if not 0 < self.utilization <= 1:
+            raise SizingError(
+                "gpu-memory-utilization", "more than 0 and at most 1", str(self.utilization)
+            )
+
+    @property
+    def devices(self) -> int:
+        """GPUs of one engine."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+    def layout(self, dtype: str) -> Layout:
+        """How a cache of a format is kept."""
+        return Layout(
+            dtype,
+            self.block_size,
+            self.tensor_parallel,
+            self.pipeline_parallel,
+            self.step_tokens,
+        )
 
 
 def plan(shape: ModelShape, question: Question) -> tuple[Row, ...]:
     """Rows for every format and context that was asked for."""
     rows = []
     for dtype in question.dtypes:
-        layout = Layout(
-            dtype, question.block_size, question.tensor_parallel, question.pipeline_parallel
-        )
+        layout = question.layout(dtype)
         per_token = bytes_per_token(shape, layout)
         for context in question.contexts:
             fits = {
-                gpu: sequences_that_fit(shape, layout, context, cache_bytes(question, gpu))
+                gpu: sequences_that_fit(shape, layout, context, cache_bytes(question, gpu, dtype))
                 for gpu in question.gpus
             }
-            size = sequence_bytes(shape, layout, context)
+            # What it holds once it is computed; steps under way count for what is admitted.
+            size = sequence_bytes(shape, replace(layout, step_tokens=0), context)
             rows.append(Row(dtype, per_token, context, size, fits))
     return tuple(rows)
 
 
-def cache_bytes(question: Question, gpu: str) -> float:
+def cache_bytes(question: Question, gpu: str, dtype: str = "") -> float:
     """Bytes that are left for the KV cache on each GPU; SizingError where nothing is."""
-    devices = question.tensor_parallel * question.pipeline_parallel
-    left = memory_bytes(gpu) * UTILIZATION - WORKSPACE_BYTES - question.weights_bytes / devices
+    workspace = question.workspaces.get(dtype, WORKSPACE_BYTES)
+    usable = memory_bytes(gpu) * question.utilization - workspace
+    left = usable - question.weights_bytes / question.devices
     if left <= 0:
         gib = question.weights_bytes / 1024**3
+        needed = math.floor(question.weights_bytes / usable) + 1 if usable > 0 else 0
+        hint = f" (at least {needed} are needed)" if needed else ""
         raise SizingError(
-            "gpu", f"room for {gib:.1f} GiB of weights on {devices} of them and a KV cache", gpu
+            "gpu",
+            f"room for {gib:.1f} GiB of weights on {question.devices} of them{hint} and a KV cache",
+            gpu,
         )
     return left
-
-
-def advice(rows: Sequence[Row]) -> str:
-    """What to change first, in a sentence; empty where no GPU was named."""
-    gpus = [gpu for row in rows[:1] for gpu in row.sequences]
-    if not gpus:
-        return ""
-    gpu, context = gpus[0], max(row.context for row in rows)
-    found = {row.dtype: row.sequences[gpu] for row in rows if row.context == context}
-    first, *others = found.items()
-    where = f"sequences of {context} tokens fit on {gpu}"
-    if first[1] >= ENOUGH_SEQUENCES or not others:
-        return f"{first[1]} {where} with {first[0]}: nothing has to change for memory's sake."
-    # The mildest that is enough; else the one that gives most.
-    enough = [name for name, count in others if count >= ENOUGH_SEQUENCES]
-    best = enough[0] if enough else max(others, key=lambda entry: entry[1])[0]
-    trial = " in a trial" if best in LAYOUTS else ""
-    return f"{first[1]} {where} with {first[0]}. Try {best}{trial} first: {found[best]} fit."

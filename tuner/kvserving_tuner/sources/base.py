@@ -14,11 +14,15 @@ from kvserving_tuner.snapshot import take
 
 @dataclass(frozen=True, slots=True)
 class EngineTarget:
-    """One engine, reachable at `url` (scheme, host, port); `token` opens its runtime API."""
+    """One engine, reachable at `url` (scheme, host, port).
+
+    `token` opens its runtime API, and `api_key` what its users ask, where that needs a key.
+    """
 
     name: str
     url: str
     token: str | None = field(default=None, repr=False)
+    api_key: str | None = field(default=None, repr=False)
 
 
 class Source(Protocol):

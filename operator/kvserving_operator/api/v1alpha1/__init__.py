@@ -31,6 +31,7 @@ from kvserving_operator.api.v1alpha1.pod_template import (
     ObjectReference,
     PodTemplateSpec,
     Resources,
+    SecretKeyReference,
     Toleration,
 )
 from kvserving_operator.api.v1alpha1.policy import (
@@ -150,6 +151,7 @@ __all__ = [
     "RolloutSpec",
     "RoutingSpec",
     "SLOSpec",
+    "SecretKeyReference",
     "ServedQualitySpec",
     "Sessions",
     "Split",

@@ -50,7 +50,7 @@ OWNED_FLAGS: dict[str, str] = {
     "--disable-log-stats": _OPERATOR,
     "--shutdown-timeout": "spec.rollout.drainSeconds",
     "--hf-token": "a Secret in spec.podTemplate.env",
-    "--api-key": "a Secret in spec.podTemplate.env",
+    "--api-key": "spec.apiKeyRef",
     "--nnodes": _MULTI_NODE,
     "--node-rank": _MULTI_NODE,
     "--master-addr": _MULTI_NODE,

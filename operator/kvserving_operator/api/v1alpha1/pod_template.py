@@ -104,6 +104,17 @@ class ObjectReference(ApiModel):
     """Name of the object."""
 
 
+class SecretKeyReference(ApiModel):
+    """An entry of a Secret in the same namespace."""
+
+    name: ObjectName
+    """Name of the Secret."""
+    key: Annotated[
+        str, StringConstraints(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")
+    ] = "api-key"
+    """Key in its data."""
+
+
 class Resources(ApiModel):
     """Compute resources of the engine container."""
 

@@ -13,13 +13,18 @@ from kvserving_operator.api.v1alpha1.engine import Accelerator, EngineSpec, Swit
 from kvserving_operator.api.v1alpha1.kv_cache import EvictionPolicy, KVCacheSpec
 from kvserving_operator.api.v1alpha1.model import ModelSpec
 from kvserving_operator.api.v1alpha1.monitoring import MonitoringSpec
-from kvserving_operator.api.v1alpha1.pod_template import ObjectReference, PodTemplateSpec
+from kvserving_operator.api.v1alpha1.pod_template import (
+    ObjectReference,
+    PodTemplateSpec,
+    SecretKeyReference,
+)
 from kvserving_operator.api.v1alpha1.policy import PolicyOverrides
 from kvserving_operator.api.v1alpha1.quality import ServedQualitySpec
 from kvserving_operator.api.v1alpha1.rollout import RolloutSpec
 from kvserving_operator.api.v1alpha1.routing import RoutingSpec
 from kvserving_operator.api.v1alpha1.serving_status import KVServingStatus
 from kvserving_operator.api.v1alpha1.tuning import SLOSpec, TuningSpec
+from kvserving_tuner.profiles import ProfileName
 
 # The longest name of a Service is `<name>-candidate`, a DNS label of at most 63 characters.
 MAX_NAME_LENGTH = 52
@@ -148,6 +153,10 @@ class KVServingSpec(ApiModel):
     """Engine image and start-up settings."""
     kv_cache: KVCacheSpec = Field(default_factory=KVCacheSpec, json_schema_extra={"default": {}})
     """Format and eviction of the KV cache."""
+    profile: ProfileName = ProfileName.CUSTOM
+    """What the model is used for. Stands in for `tuning.allowedDtypes`, for the tokens of a step on
+    GPUs and, with Video, for limits of frames, where they are not set; what is set goes before it.
+    Custom assumes nothing. An edit replaces pods."""
     slo: SLOSpec = Field(default_factory=SLOSpec, json_schema_extra={"default": {}})
     """Latency targets of the service."""
     tuning: TuningSpec = Field(default_factory=TuningSpec, json_schema_extra={"default": {}})
@@ -157,6 +166,10 @@ class KVServingSpec(ApiModel):
     a reason."""
     rollback_policy: PolicyOverrides | None = None
     """What this KVServing wants otherwise than its policy says; the rest is the policy's."""
+    api_key_ref: SecretKeyReference | None = None
+    """Secret with the key that users send as a bearer token to paths below /v1; without it anybody
+    who reaches the Service may ask. Engines read it when they start: to change it, name another
+    Secret. Metrics and health need no key."""
     quality: ServedQualitySpec = Field(
         default_factory=ServedQualitySpec, json_schema_extra={"default": {}}
     )

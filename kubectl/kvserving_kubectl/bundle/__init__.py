@@ -1,0 +1,1 @@
+"""The support bundle: what is collected, and what is taken out of it."""

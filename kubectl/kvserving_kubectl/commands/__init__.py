@@ -1,0 +1,1 @@
+"""Commands of the plugin, one module each: `configure(parser)` and `run(context)`."""

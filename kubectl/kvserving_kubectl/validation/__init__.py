@@ -1,0 +1,1 @@
+"""Manifests against the CRDs' own schemas and rules, without a cluster."""

@@ -1,0 +1,1 @@
+"""Traces of decisions: from what was observed to what engines say is in force afterwards."""

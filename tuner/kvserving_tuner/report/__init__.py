@@ -1,0 +1,1 @@
+"""What a log shows over time, for people: figures, decisions in words, one page."""

@@ -1,0 +1,1 @@
+"""How long engine steps take: from measured kernels before, corrected by what engines show."""
