@@ -573,7 +573,7 @@ async def test_a_format_that_engines_start_with_alone_is_no_obstacle(world: Worl
 
 
 async def test_a_claim_that_is_gone_for_a_while_ends_nothing(world: World) -> None:
-    claim = {"engine": engine_spec(compileCache={"claimName": "graphs"})}
+    claim: dict[str, Any] = {"engine": engine_spec(compileCache={"claimName": "graphs"})}
     key = (Kind.PersistentVolumeClaim, NAMESPACE, "graphs")
     world.cluster.objects[key] = {
         "kind": "PersistentVolumeClaim",
