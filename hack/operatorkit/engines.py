@@ -37,6 +37,10 @@ class Engines:
         self.patches: list[tuple[str, dict[str, Any]]] = []
         self.worse: dict[str, float] = {"int8": 0.001, "int4": 0.03, "int2": 0.4}
         """Nats per token by which a prompt is less likely in a format than in 16 bits."""
+        self.worse_models: dict[str, float] = {}
+        """The same of engines with another model or program, by address."""
+        self.vocabularies: dict[str, int] = {}
+        """First token of what engines with another tokenizer make of a text, by address."""
         self.no_numbers: set[str] = set()
         """Formats through which likelihoods are no numbers."""
         self.probe_error: httpx.Response | None = None
@@ -95,7 +99,9 @@ class Engines:
             if "chat_template_kwargs" in body:
                 text = " ".join(message["content"] for message in body["messages"])
                 return httpx.Response(200, json={"tokens": self.model.tokens(text)})
-            return httpx.Response(200, json={"tokens": list(range(self.prompt_tokens))})
+            first = self.vocabularies.get(host, 0)
+            tokens = list(range(first, first + self.prompt_tokens))
+            return httpx.Response(200, json={"tokens": tokens})
         if request.url.path == "/v1/completions":
             return self.answer_error or self._complete(host, json.loads(request.content))
         self.tokens.add(request.headers.get("Authorization", ""))
@@ -134,7 +140,8 @@ class Engines:
             error = {"reason": NOT_FINITE, "message": "a likelihood is no number"}
             return httpx.Response(500, json={"error": error})
         skip, count = body["skip"], len(body["token_ids"])
-        logprobs = [None] * skip + [-2.0 - self.worse.get(dtype, 0.0)] * (count - skip)
+        worse = self.worse.get(dtype, 0.0) + self.worse_models.get(host, 0.0)
+        logprobs = [None] * skip + [-2.0 - worse] * (count - skip)
         return httpx.Response(200, json={"logprobs": logprobs, "dtype": dtype})
 
     def _complete(self, host: str, body: dict[str, Any]) -> httpx.Response:

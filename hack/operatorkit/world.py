@@ -46,6 +46,8 @@ class World:
         self.http = httpx.AsyncClient(transport=httpx.MockTransport(self.engines), trust_env=False)
         self.controller = self.new_controller()
         self._pods = 0
+        self.room: int | None = None
+        """Engine pods that the cluster has room for; None for any number."""
 
     def new_controller(self, settings: Settings | None = None) -> Controller:
         """Start the operator anew: nothing but the cluster is kept."""
@@ -97,17 +99,27 @@ class World:
             self.finish_check(code=0)
             self.roll()
             for pod in self.engine_pods().values():
-                self.come_up(pod)
+                if is_scheduled(pod):
+                    self.come_up(pod)
 
     def roll(self) -> None:
         """Be the Deployment controller: pods of the present template, as many as wanted."""
-        found = self.cluster.of(Kind.Deployment).get(NAME)
-        if found is None:
+        deployments = self.cluster.of(Kind.Deployment)
+        for name in (NAME, f"{NAME}-candidate"):
+            self._roll(deployments.get(name), apart=name != NAME)
+        self._schedule()
+
+    def _roll(self, found: Mapping[str, Any] | None, *, apart: bool) -> None:
+        if found is None and not apart:
             return
-        template, wanted = found["spec"]["template"], found["spec"]["replicas"]
-        label = template["metadata"]["labels"]["kvserving.dev/revision"]
+        template, wanted, label = {}, 0, None
+        if found is not None:
+            template, wanted = found["spec"]["template"], found["spec"]["replicas"]
+            label = template["metadata"]["labels"]["kvserving.dev/revision"]
         mine = []
         for name, pod in list(self.engine_pods().items()):
+            if is_apart(pod) is not apart:
+                continue
             if pod["metadata"]["labels"]["kvserving.dev/revision"] == label:
                 mine.append(name)
             else:
@@ -116,6 +128,17 @@ class World:
             self.remove(name)
         for _ in range(wanted - len(mine)):
             self._new_pod(template)
+
+    def _schedule(self) -> None:
+        """Be the scheduler: pods that there is no room for wait."""
+        for number, pod in enumerate(self.engine_pods().values()):
+            if "containerStatuses" in pod["status"]:
+                continue
+            if self.room is None or number < self.room:
+                set_condition(pod, "PodScheduled", "True")
+            else:
+                why = {"reason": "Unschedulable", "message": "0/1 nodes: 1 Insufficient cpu"}
+                set_condition(pod, "PodScheduled", "False", **why)
 
     def add_pod(self) -> None:
         """Add one pod of the present template."""
@@ -210,6 +233,17 @@ class World:
     def said(self, reason: str) -> list[str]:
         """Messages of the Events with this reason."""
         return [event.message for event in self.events if event.reason == reason]
+
+
+def is_apart(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod was started for a trial."""
+    return "kvserving.dev/deployment" in pod["metadata"]["labels"]
+
+
+def is_scheduled(pod: Mapping[str, Any]) -> bool:
+    """Whether a node has taken a pod."""
+    found = {c["type"]: c["status"] for c in pod["status"].get("conditions", [])}
+    return found.get("PodScheduled") != "False"
 
 
 def set_condition(pod: dict[str, Any], type: str, status: str, **more: str) -> None:

@@ -14,7 +14,7 @@ from kvserving_operator.api.v1alpha1 import KVServing, PromotedValue, parse_serv
 from kvserving_operator.api_key import read_api_key
 from kvserving_operator.cluster import Cluster
 from kvserving_operator.errors import ApiRejected
-from kvserving_operator.executor import Announcer, Executor, StatusWriter
+from kvserving_operator.executor import Announcer, Executor, StatusWriter, is_owned
 from kvserving_operator.exported import measure, measure_status
 from kvserving_operator.facts import Facts
 from kvserving_operator.fence import FencedCluster
@@ -181,7 +181,10 @@ class Controller:
         found = await self._cluster.list(Kind.Pod, ref.namespace, {SERVING_LABEL: ref.name})
         if session.stored is None:
             stored = await self._cluster.get(Kind.ConfigMap, ref.namespace, ref.state_configmap)
-            session.memory = recall(stored, existing)
+            apart = await self._cluster.get(
+                Kind.Deployment, ref.namespace, ref.candidates_deployment
+            )
+            session.memory = recall(stored, existing, apart if is_owned(apart, ref) else None)
         pods = tuple(pod_view(pod) for pod in found if not is_check(pod))
         start = starting(serving.spec, session.memory.trials)
         session.api_key, no_key = await read_api_key(self._cluster, serving)
@@ -198,6 +201,7 @@ class Controller:
                 settings=self._settings,
                 tried=tried_on(serving.spec),
                 missing=await self._missing(serving) or no_key,
+                trials=session.memory.trials,
             )
         )
         problem = ""
@@ -208,8 +212,9 @@ class Controller:
             logger.error("%s/%s: %s", ref.namespace, ref.name, error)
         turn = await self._tune(session, ref, serving, pods, step, writer)
         policy = await read_policy(self._cluster, serving)
-        steady = step.phase is not Phase.ROLLING
-        trial = await self._fleet.try_changes(session, ref, serving, pods, turn, policy, steady)
+        trial = await self._fleet.try_changes(
+            session, ref, serving, pods, turn, policy, step, self._settings
+        )
         taught = learned(serving.spec, session.memory.tuner, trial, self._clock())
         if taught != session.memory.tuner:
             memory = session.memory.model_copy(update={"tuner": taught})
@@ -262,7 +267,8 @@ class Controller:
             basis=session.memory.basis,
             state=session.memory.tuner,
             now=self._clock(),
-            steady=step.phase is not Phase.ROLLING,
+            # Engines of two templates do not say what is good for either.
+            steady=step.phase is not Phase.ROLLING and step.state.candidates is None,
             commit=commit,
         )
         memory = session.memory.model_copy(update={"tuner": turn.state})

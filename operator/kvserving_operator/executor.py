@@ -12,12 +12,18 @@ from kvserving_operator.actions import Action, Announce, CreateOnce, Delete
 from kvserving_operator.api.conditions import timestamp
 from kvserving_operator.api.v1alpha1 import KVServing, KVServingStatus
 from kvserving_operator.cluster import Cluster, apply_status
-from kvserving_operator.errors import Conflict
+from kvserving_operator.errors import ApiRejected, Conflict
 from kvserving_operator.kinds import Kind, Object
 from kvserving_operator.memory import Memory
 from kvserving_operator.observe import deployment_view
 from kvserving_operator.promoted import Gate
-from kvserving_operator.render.children import children, deployment, token_of, token_secret
+from kvserving_operator.render.children import (
+    candidates,
+    children,
+    deployment,
+    token_of,
+    token_secret,
+)
 from kvserving_operator.render.names import SETTINGS_GATE, ServingRef
 from kvserving_operator.rollout import Step
 from kvserving_operator.session import Session
@@ -47,6 +53,12 @@ class StatusWriter:
         await apply_status(self._cluster, Kind.KVServing, *where, status.to_api())
         self.stored = status
         self.writes += 1
+
+
+def is_owned(found: Object | None, ref: ServingRef) -> bool:
+    """Whether an object is a child of a KVServing; False for none."""
+    owners = () if found is None else found["metadata"].get("ownerReferences") or ()
+    return any(owner.get("uid") == ref.uid for owner in owners)
 
 
 class Executor:
@@ -88,6 +100,7 @@ class Executor:
         for action in step.actions:
             await self._act(action, ref, body)
         await self._apply_deployment(session, ref, serving, step, existing, resync)
+        await self._apply_candidates(session, ref, serving, step)
         if resync:
             session.resync_at = self._monotonic() + self._settings.resync_seconds
 
@@ -139,6 +152,8 @@ class Executor:
         if current is None:
             return
         replicas = 0 if step.stopped else serving.spec.replicas
+        if step.state.candidates is not None:
+            replicas = max(0, replicas - step.state.candidates.freed)
         if existing is not None and not resync:
             stored = deployment_view(existing)
             as_wanted = (
@@ -153,6 +168,33 @@ class Executor:
             deployment(ref, current.template, serving.spec, replicas, current.inputs)
         )
         session.deployment_generation = deployment_view(applied).generation
+
+    async def _apply_candidates(
+        self, session: Session, ref: ServingRef, serving: KVServing, step: Step
+    ) -> None:
+        """Keep the Deployment of a trial's own pods, after the one whose place they take."""
+        wanted, kind = step.state.candidates, Kind.Deployment
+        if wanted is None and not session.has_candidates:
+            return
+        name = ref.candidates_deployment
+        found = await self._cluster.get(kind, ref.namespace, name)
+        if wanted is None:
+            if found is not None and is_owned(found, ref):
+                await self._cluster.delete(kind, ref.namespace, name, found["metadata"]["uid"])
+            session.has_candidates = False
+            return
+        session.has_candidates = True
+        if found is not None:
+            if not is_owned(found, ref):
+                message = f"Deployment {name} exists, and is not of KVServing {ref.name}"
+                raise ApiRejected(409, message)
+            stored = deployment_view(found)
+            if (stored.revision, stored.replicas) == (wanted.revision.hash, wanted.pods):
+                return
+        revision = wanted.revision
+        await self._cluster.apply(
+            candidates(ref, revision.template, serving.spec, wanted.pods, revision.inputs)
+        )
 
     async def _learn_token(self, session: Session, ref: ServingRef) -> None:
         """Read the token, or make it: once, as running engines keep the one they began with."""

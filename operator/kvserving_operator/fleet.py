@@ -10,12 +10,15 @@ from kvserving_operator.live import Refusal
 from kvserving_operator.observe import PodView
 from kvserving_operator.promoted import Needs, cap_of, gates
 from kvserving_operator.render.names import RETRY_ANNOTATION, ServingRef
+from kvserving_operator.rollout import Phase, Step
 from kvserving_operator.session import Session
+from kvserving_operator.settings import Settings
 from kvserving_operator.switching import Request, Switched
 from kvserving_operator.traffic.report import Traffic, traffic_events
 from kvserving_operator.traffic.router import Router, Situation
 from kvserving_operator.trials.record import Trials
 from kvserving_operator.trials.reference import Policy
+from kvserving_operator.trials.restart import Start
 from kvserving_operator.trials.turn import Outcome
 from kvserving_operator.tuning import Turn
 
@@ -36,10 +39,12 @@ class Fleet:
         pods: tuple[PodView, ...],
         turn: Turn,
         policy: Policy,
-        steady: bool,
+        step: Step,
+        settings: Settings,
     ) -> Outcome | None:
         """Take the trials a step on; None while no engine has said what it takes live."""
-        current, traffic = session.memory.revisions.current, session.memory.traffic
+        revisions, traffic = session.memory.revisions, session.memory.traffic
+        current, running = revisions.current, session.memory.trials.running
         if current is None or current.live is None:
             return None
 
@@ -47,21 +52,34 @@ class Fleet:
             memory = session.memory.model_copy(update={"trials": trials})
             await self._executor.remember(session, ref, memory)
 
+        start = None
+        if step.tries is not None:
+            slowest = max(
+                settings.rollout_deadline_seconds, serving.spec.rollout.startup_timeout_seconds
+            )
+            replicas = serving.spec.replicas
+            leaving = any(pod.deleting for pod in pods)
+            limit = settings.crash_limit
+            start = Start(step.tries, current, replicas, limit, slowest, leaving)
+        templates = {current.hash, "" if running is None else running.revision}
         return await session.trials.take_turn(
             ref,
             serving,
             current,
             current.live,
-            tuple(pod for pod in pods if not pod.deleting and pod.revision == current.hash),
+            tuple(pod for pod in pods if not pod.deleting and pod.revision in templates),
             turn,
             session.token,
             session.api_key,
             session.memory.trials,
             session.memory.refusals,
             policy,
-            steady,
+            step.phase is not Phase.ROLLING,
             traffic.routed,
             traffic.split,
+            start,
+            frozenset() if revisions.candidate is None else revisions.candidate.keys,
+            revisions.candidates is not None,
             self._clock(),
             remember,
         )

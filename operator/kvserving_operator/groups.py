@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from kvserving_operator.live import KVSettings
 from kvserving_operator.observe import PodView
 from kvserving_operator.revisions import Revision
-from kvserving_operator.trials.record import Trials
+from kvserving_operator.trials.record import Record, Trials
 from kvserving_tuner.trials.progress import Verdict
 
 
@@ -25,6 +25,15 @@ class Group:
     """Whether they are brought there together."""
 
 
+def _is_given_up(record: Record | None, settings: KVSettings, live: KVSettings) -> bool:
+    """Whether pods of another template may have settings that nobody is to meet any more."""
+    if record is None:
+        return settings != live
+    if record.revision:
+        return settings != record.stable
+    return record.remains != record.candidate
+
+
 def grouped(
     alive: Sequence[PodView], current: Revision | None, trials: Trials, retry: str
 ) -> tuple[Group, ...]:
@@ -40,9 +49,10 @@ def grouped(
     others = tuple(p for p in alive if p not in candidates and p.revision == current.hash)
     foreign = tuple(p for p in alive if p.revision != current.hash)
     settings = current.live if trials.settled is None else trials.settled.settings
-    if record is not None:
+    if record is not None and not record.revision:
         settings = record.remains
-    attempt = retry if record is None else record.name
+    # A template's trial sends nothing to engines that run.
+    attempt = retry if record is None or record.revision else record.name
     conclusion = None if record is None else record.progress.conclusion
     fell = trials.settled is not None and trials.settled.verdict is Verdict.ROLLED_BACK
     urgent = fell if conclusion is None else conclusion.verdict is Verdict.ROLLED_BACK
@@ -50,8 +60,7 @@ def grouped(
     if record is not None and candidates:
         key = record.candidate.key(attempt)
         groups.append(Group(record.candidate, key, candidates, aside=True))
-    promoted = record is not None and record.remains == record.candidate
-    if foreign and not promoted and (record is not None or settings != current.live):
+    if foreign and _is_given_up(record, settings, current.live):
         key = settings.key(f"{attempt}/former")
         # At once: once the trial is over, nothing keeps users away from them.
         groups.append(Group(settings, key, foreign, aside=True, urgent=True))

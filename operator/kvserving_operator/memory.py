@@ -4,6 +4,7 @@ Losing it is harmless: pods stay as they are, promoted values end, the tuner sta
 cooldowns.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -13,12 +14,13 @@ from kvserving_operator.kinds import Kind, Object
 from kvserving_operator.live import Refusal
 from kvserving_operator.render.names import (
     BASE_ANNOTATION,
+    CONTENTS_ANNOTATION,
     IMAGE_ANNOTATION,
     INPUTS_ANNOTATION,
     REVISION_LABEL,
     ServingRef,
 )
-from kvserving_operator.revisions import Revision, RevisionState
+from kvserving_operator.revisions import Candidates, Revision, RevisionState
 from kvserving_operator.traffic.state import TrafficState
 from kvserving_operator.trials.record import Trials
 from kvserving_tuner.state import TunerState
@@ -75,8 +77,13 @@ class Memory(BaseModel):
         }
 
 
-def recall(configmap: Object | None, deployment: Object | None) -> Memory:
-    """Read the memory; where the templates are lost, what the Deployment runs is taken as given."""
+def recall(
+    configmap: Object | None, deployment: Object | None, candidates: Object | None = None
+) -> Memory:
+    """Read the memory; where the templates are lost, what the Deployment runs is taken as given.
+
+    `candidates` is the Deployment of a trial's own pods: they leave once others serve.
+    """
     data = (configmap or {}).get("data") or {}
     try:
         memory = Memory.model_validate_json(data.get(TUNING_KEY) or "{}")
@@ -89,6 +96,11 @@ def recall(configmap: Object | None, deployment: Object | None) -> Memory:
         revisions = RevisionState()
     if revisions.current is None and deployment is not None:
         revisions = _adopt(deployment)
+    if revisions.candidates is None and candidates is not None:
+        found = _adopt(candidates).current
+        if found is not None:
+            apart = Candidates(revision=found, pods=int(candidates["spec"].get("replicas", 1)))
+            revisions = revisions.model_copy(update={"candidates": apart})
     return memory.model_copy(update={"revisions": revisions})
 
 
@@ -111,5 +123,16 @@ def _adopt(deployment: Object) -> RevisionState:
             "spec": template["spec"],
         },
         since=0.0,
+        contents=_contents(annotations.get(CONTENTS_ANNOTATION)),
     )
     return RevisionState(current=revision, good=revision)
+
+
+def _contents(text: str | None) -> dict[str, str] | None:
+    try:
+        found = json.loads(text or "null")
+    except ValueError:
+        return None
+    if not isinstance(found, dict):
+        return None
+    return {str(field): str(value) for field, value in found.items()}

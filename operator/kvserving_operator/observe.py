@@ -11,6 +11,8 @@ from typing import Any
 from kvserving_operator.api.v1alpha1.engine_args import owner_of
 from kvserving_operator.kinds import Object
 from kvserving_operator.render.names import (
+    CANDIDATE,
+    DEPLOYMENT_LABEL,
     ENGINE_CONTAINER,
     INPUTS_ANNOTATION,
     PREFLIGHT_CONTAINER,
@@ -77,6 +79,8 @@ class PodView:
     """Whether it waits for promoted values before it counts as ready."""
     gate: bool
     gate_message: str
+    apart: bool = False
+    """Whether it belongs to the Deployment of a trial's candidates."""
 
     @property
     def terminations(self) -> int:
@@ -184,6 +188,7 @@ def pod_view(pod: Object) -> PodView:
         ),
         gate=gate.get("status") == "True",
         gate_message=str(gate.get("message") or ""),
+        apart=labels.get(DEPLOYMENT_LABEL) == CANDIDATE,
     )
 
 

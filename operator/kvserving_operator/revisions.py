@@ -6,6 +6,7 @@ render the same inputs differently or bring another default image, changes no ru
 docs/decisions/0001 tells the whole of it.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
@@ -20,6 +21,7 @@ from kvserving_operator.render.engine import Engine, resolve
 from kvserving_operator.render.names import ServingRef
 from kvserving_operator.render.pod import pod_template, template_hash
 from kvserving_operator.settings import Settings
+from kvserving_operator.startup import contents, key
 from kvserving_tuner.runtime_client import RuntimeState
 
 REMEMBERED_VERDICTS = 10
@@ -69,6 +71,8 @@ class Revision(_Frozen):
     """What its engines are asked to run with: the `kvCache` of the last spec that it followed."""
     offers: Mapping[str, Any] | None = None
     """What its engines take live; None before one of them has said so."""
+    contents: Mapping[str, str] | None = None
+    """What decides about its engines' answers, by field of the spec; None where it is not known."""
 
     @property
     def hash(self) -> str:
@@ -76,9 +80,20 @@ class Revision(_Frozen):
         return template_hash(self.template)
 
     @property
+    def plugin(self) -> bool:
+        """Whether its engines can be asked by the runtime API."""
+        return bool(self.template["spec"].get("readinessGates"))
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Names of what a trial may turn down: all of the pod, or what decides about answers."""
+        return frozenset({self.base_hash, key(self.contents or {})})
+
+    @property
     def inputs(self) -> Inputs:
         """What the Deployment tells of its inputs."""
-        return Inputs(self.inputs_hash, self.base_hash, self.image)
+        contents = "" if self.contents is None else json.dumps(dict(self.contents))
+        return Inputs(self.inputs_hash, self.base_hash, self.image, contents)
 
     def follows(self, spec: KVServingSpec, proven: bool) -> bool:
         """Whether its pods can run a spec without being replaced.
@@ -107,6 +122,9 @@ class Revision(_Frozen):
                 "engines_hash": engines_hash(spec, self.image),
                 "start": asked(spec),
             }
+        if "base_hash" in update or self.base_hash == base_hash(spec):
+            # An operator that did not keep them may have rendered it.
+            update["contents"] = contents(spec, self.image)
         return self.model_copy(update=update)
 
 
@@ -121,6 +139,16 @@ class Verdict(_Frozen):
     """Value of the retry annotation when it was judged; another value asks to judge again."""
 
 
+class Candidates(_Frozen):
+    """Pods of a template under trial, in a Deployment of their own."""
+
+    revision: Revision
+    pods: int = 0
+    """How many there are to be."""
+    freed: int = 0
+    """Engines of the template in force that are not there meanwhile."""
+
+
 class RevisionState(_Frozen):
     """Everything that a roll-out has to remember across a restart of the operator."""
 
@@ -128,6 +156,8 @@ class RevisionState(_Frozen):
     good: Revision | None = None
     candidate: Revision | None = None
     verdicts: tuple[Verdict, ...] = ()
+    candidates: Candidates | None = None
+    """Pods that a trial has beside those in force; None for none."""
 
     @property
     def proven(self) -> bool:
@@ -208,6 +238,7 @@ def render_revision(
         engines_hash=engines_hash(spec, engine.image),
         start=asked(spec),
         live=live or asked(spec),
+        contents=contents(spec, engine.image),
     )
 
 

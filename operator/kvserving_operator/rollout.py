@@ -10,6 +10,7 @@ from enum import Enum, auto
 from kvserving_operator.actions import Action, Announce
 from kvserving_operator.api.reasons import Reason
 from kvserving_operator.api.v1alpha1 import Switch
+from kvserving_operator.candidates import arranged
 from kvserving_operator.checks import (
     CHECKING,
     check_pod,
@@ -29,6 +30,7 @@ from kvserving_operator.revisions import (
     render_revision,
 )
 from kvserving_operator.situation import Situation
+from kvserving_operator.trying import asked_for, needs_trial, turned_down
 
 IMAGE_GRACE_SECONDS = 120.0
 """How long a new pod's image may fail to arrive before its template counts as failed: registries
@@ -42,6 +44,10 @@ class Phase(Enum):
     """A check pod is looking at the next template; the pods in force are untouched."""
     REFUSED = auto()
     """The next template is known not to work; the pods in force are untouched."""
+    TRYING = auto()
+    """The next template is tried on pods of its own, beside those in force."""
+    TURNED_DOWN = auto()
+    """A trial of the next template was not passed; the pods in force stay."""
     ROLLING = auto()
     """Pods of the template in force are coming up."""
     STOPPED = auto()
@@ -61,12 +67,15 @@ class Step:
     actions: tuple[Action, ...] = ()
     stopped: bool = False
     """Whether the template in force must run no pods: it is the only one and does not work."""
+    tries: Revision | None = None
+    """Template that is to be tried now."""
 
 
 def advance(at: Situation) -> Step:
     """Move towards the spec by at most one step."""
     at, settled = _settle(_retried(at))
     step = _decide(at)
+    step = replace(step, state=arranged(at, step.state), tries=_tried(at, step))
     current = step.state.current
     only_one_failed = (
         current is not None
@@ -74,6 +83,13 @@ def advance(at: Situation) -> Step:
         and _refused(step.state, current, at.retry) is not None
     )
     return replace(step, actions=(*settled, *step.actions), stopped=only_one_failed)
+
+
+def _tried(at: Situation, step: Step) -> Revision | None:
+    """The template on trial, also while its check has to be made again or a claim is missing."""
+    record, candidate = at.trials.running, step.state.candidate
+    again = record is not None and candidate is not None and record.revision == candidate.hash
+    return candidate if again and step.phase is Phase.CHECKING else step.tries
 
 
 def _decide(at: Situation) -> Step:
@@ -160,6 +176,15 @@ def _refused(state: RevisionState, revision: Revision, retry: str) -> Verdict | 
 
 def _check(at: Situation, candidate: Revision) -> Step:
     """Decide on the next template by its check pod."""
+    tried = needs_trial(at, candidate)
+    if tried:
+        at = replace(at, state=asked_for(at, everything=False))
+        refused = turned_down(at, candidate)
+        if refused:
+            state, drops = asked_for(at, everything=True), drop_checks(at)
+            return Step(state, Phase.TURNED_DOWN, Reason.TRIAL_ROLLED_BACK, refused, drops)
+    # A trial says itself what users are to expect.
+    effect = "" if tried else _effect(at)
     known = at.state.verdict(candidate.hash, at.retry)
     if known is not None and not known.ok:
         reason = Reason(known.reason)
@@ -169,29 +194,46 @@ def _check(at: Situation, candidate: Revision) -> Step:
         message = f"{at.missing}; pods are left as they are until it is there"
         return Step(at.state, Phase.CHECKING, Reason.UNSCHEDULABLE, message, drop_checks(at))
     if known is not None or at.spec.engine.plugin is Switch.DISABLED:
-        return _put_in_force(at, candidate, drop_checks(at))
+        return _take_up(at, candidate, drop_checks(at))
     pod = check_pod(at, candidate)
     drops = drop_checks(at, keep=candidate)
     if pod is None:
         actions = (*drops, new_check(at, candidate))
-        message = f"{CHECKING}{_effect(at)}"
+        message = f"{CHECKING}{effect}"
         return Step(at.state, Phase.CHECKING, Reason.PREFLIGHT_RUNNING, message, actions)
     found = judge(at, candidate, pod)
     if found is None:
         # With no pod to protect, waiting long for the check only delays the first one.
         first = at.state.current is None
         if first and at.now - pod.created_at >= at.settings.preflight_first_wait_seconds:
-            return _put_in_force(at, candidate, drops)
+            return _take_up(at, candidate, drops)
         reason, message = progress(pod)
         if reason is Reason.PREFLIGHT_RUNNING:
-            message = f"{message}{_effect(at)}"
+            message = f"{message}{effect}"
         return Step(at.state, Phase.CHECKING, reason, message, drops)
     verdict, announcement = found
     at = replace(at, state=at.state.judged(verdict))
     actions = (*drop_checks(at), *([announcement] if announcement else []))
     if verdict.ok:
-        return _put_in_force(at, candidate, actions)
+        return _take_up(at, candidate, actions)
     return Step(at.state, Phase.REFUSED, Reason(verdict.reason), verdict.message, actions)
+
+
+def _take_up(at: Situation, candidate: Revision, actions: tuple[Action, ...]) -> Step:
+    """Try a template that has passed its check, or make it the one to run."""
+    record = at.trials.running
+    mine = record is not None and record.revision == candidate.hash
+    if mine and record is not None and record.ready_for_all:
+        return _put_in_force(at, candidate, actions)
+    answers = any(pod.ready and not pod.deleting for pod in at.pods)
+    # Where nobody answers there is nothing to compare with, and nobody to protect.
+    if not needs_trial(at, candidate) or not (mine or answers):
+        return _put_in_force(at, candidate, actions)
+    if not at.state.proven:
+        message = "the next template is tried once all pods run the one in force"
+        return Step(at.state, Phase.TRYING, Reason.TRIAL_RUNNING, message, actions)
+    message = f"template {candidate.hash[:8]} is tried on pods of its own"
+    return Step(at.state, Phase.TRYING, Reason.TRIAL_RUNNING, message, actions, tries=candidate)
 
 
 def _put_in_force(at: Situation, revision: Revision, actions: tuple[Action, ...]) -> Step:

@@ -30,3 +30,5 @@ class Session:
     """Whether the Services of the tracks were among the children at the last resync."""
     deployment_generation: int | None = None
     """Generation of the Deployment after our last apply: another one means a foreign edit."""
+    has_candidates: bool = True
+    """Whether there may be a Deployment of a trial's own pods."""

@@ -1,6 +1,6 @@
 """What a roll-out step is decided on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvserving_operator.api.v1alpha1 import KVCacheDType, KVServingSpec
 from kvserving_operator.live import KVSettings
@@ -8,6 +8,7 @@ from kvserving_operator.observe import CheckView, PodView
 from kvserving_operator.render.names import ServingRef
 from kvserving_operator.revisions import RevisionState
 from kvserving_operator.settings import Settings
+from kvserving_operator.trials.record import Trials
 
 
 @dataclass(frozen=True)
@@ -31,3 +32,5 @@ class Situation:
     """Formats that may be tried on the pods later, so that their blocks have to allow them."""
     missing: str = ""
     """What the spec names and does not exist, which engines would wait for; empty for nothing."""
+    trials: Trials = field(default_factory=Trials)
+    """The trial under way, and templates that one has turned down."""

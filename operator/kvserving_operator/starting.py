@@ -16,7 +16,7 @@ def starting(spec: KVServingSpec, trials: Trials) -> KVSettings:
     wanted = asked(spec)
     if spec.rollback_policy_ref is None or is_safe(wanted):
         return wanted
-    if trials.running is not None:
+    if trials.running is not None and not trials.running.revision:
         return trials.running.remains
     # Nothing is settled before the first template, nor where the memory was lost.
     return sixteen_bits(wanted) if trials.settled is None else trials.settled.settings

@@ -35,7 +35,7 @@ from kvserving_operator.render.names import ENGINE_PORT
 from kvserving_operator.rollout import Phase
 from kvserving_operator.status_tuning import capacity, effective, last_decision, recommendation
 from kvserving_operator.traffic.report import traffic_status
-from kvserving_operator.trials.report import promoted_value, verdict_status
+from kvserving_operator.trials.report import promoted_value, verdict_statuses
 from kvserving_operator.verdicts import (
     Outcome,
     degraded,
@@ -214,12 +214,12 @@ def _pod_message(pod: PodView) -> str | None:
 
 def _verdicts(previous: tuple[VerdictStatus, ...], facts: Facts) -> tuple[VerdictStatus, ...]:
     """Latest outcomes of trials, the newest last."""
-    new = verdict_status(facts.trials.settled)
     # What was promoted may be rolled back later: then a trial has two.
     known = {(each.trial, each.verdict) for each in previous}
-    if new is None or (new.trial, new.verdict) in known:
-        return previous
-    return (*previous, new)[-MAX_VERDICTS:]
+    new = (
+        each for each in verdict_statuses(facts.trials) if (each.trial, each.verdict) not in known
+    )
+    return (*previous, *new)[-MAX_VERDICTS:]
 
 
 def _preflight(previous: PreflightStatus | None, facts: Facts) -> PreflightStatus | None:

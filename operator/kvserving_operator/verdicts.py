@@ -49,7 +49,7 @@ def ready(facts: Facts) -> Outcome:
 
 def progressing(facts: Facts) -> Outcome:
     """Whether the pods are on their way to the spec."""
-    moving = facts.step.phase in (Phase.CHECKING, Phase.ROLLING)
+    moving = facts.step.phase in (Phase.CHECKING, Phase.TRYING, Phase.ROLLING)
     switched = facts.switched
     if facts.step.phase is Phase.DONE and switched.pending and not switched.refusals:
         left, all = len(switched.pending), len(facts.engines)
@@ -98,12 +98,20 @@ def quality_gate(facts: Facts) -> Outcome:
     if facts.policy_problem is not None:
         return Outcome(None, *facts.policy_problem)
     record, settled = facts.trials.running, facts.trials.settled
+    restarted = facts.trials.restarted
     if record is not None:
         state = record.progress.state.value
         message = f"trial {record.name}, {record.change}: {state}"
         if record.progress.held:
             message = f"{message}, holds: {record.progress.held}"
         return Outcome(None, Reason.TRIAL_RUNNING, message)
+    last = 0.0 if settled is None or settled.ended is None else settled.ended.at
+    # What is not asked for any more says nothing of what is in force.
+    asked = facts.step.phase in (Phase.TRYING, Phase.TURNED_DOWN)
+    counts = restarted is not None and (asked or restarted.verdict is Verdict.PROMOTED)
+    if restarted is not None and counts and restarted.ended.at > last:
+        message = f"trial {restarted.trial}, {restarted.message}"
+        return _judged(restarted.verdict, message)
     if settled is None or not settled.trial:
         return Outcome(None, Reason.NOT_RUN, "no trial has measured quality")
     message = f"trial {settled.trial}, {settled.message}"
@@ -111,7 +119,13 @@ def quality_gate(facts: Facts) -> Outcome:
         watch = facts.trials.watch
         since = f"; since then: {watch.note}" if watch is not None and watch.note else ""
         return Outcome(True, Reason.PASSED, message + since)
-    if settled.verdict is Verdict.ROLLED_BACK:
+    return _judged(settled.verdict, message)
+
+
+def _judged(verdict: Verdict | None, message: str) -> Outcome:
+    if verdict is Verdict.PROMOTED:
+        return Outcome(True, Reason.PASSED, message)
+    if verdict is Verdict.ROLLED_BACK:
         return Outcome(False, Reason.FAILED, message)
     return Outcome(None, Reason.INCONCLUSIVE, message)
 
@@ -124,7 +138,8 @@ def tuning_active(facts: Facts) -> Outcome | None:
     if spec.engine.plugin is Switch.DISABLED or turn.readback.no_runtime_api:
         message = "the engine has no runtime API: MaxActiveSeqs changes by a restart only"
         return Outcome(False, Reason.NO_RUNTIME_API, message)
-    if facts.step.phase is Phase.ROLLING or not facts.ready:
+    moving = facts.step.phase is Phase.ROLLING or facts.step.state.candidates is not None
+    if moving or not facts.ready:
         return Outcome(False, Reason.WAITING_FOR_ENGINES, "pods are being started or replaced")
     if turn.observation is None:
         return None
@@ -146,6 +161,9 @@ def tuning_active(facts: Facts) -> Outcome | None:
 def rolled_back(facts: Facts) -> Outcome:
     """Whether engines run with something else than the spec because a trial did not pass."""
     settled = facts.trials.settled
+    if facts.step.phase is Phase.TURNED_DOWN:
+        message = f"engines run the template from before the edit: {facts.step.message}"
+        return Outcome(True, Reason.TRIAL_ROLLED_BACK, message)
     if settled is not None and settled.rolled_back:
         message = f"engines run {settled.settings}, not {settled.asked}: {settled.message}"
         return Outcome(True, Reason.TRIAL_ROLLED_BACK, message)
@@ -169,7 +187,8 @@ def _pod_problem(facts: Facts) -> Outcome | None:
     """First pod that cannot come up by itself."""
     waits = _waits_for_leaving(facts)
     for pod in facts.engines:
-        if pod.ready:
+        # What becomes of a trial's own pods is for the trial to tell.
+        if pod.ready or pod.apart:
             continue
         if pod.unschedulable and waits:
             continue

@@ -6,7 +6,7 @@ import pytest
 
 from kvserving_operator.kinds import Kind
 from operatorkit.gateway import ROUTING, Proxy
-from operatorkit.specs import NAME, NAMESPACE
+from operatorkit.specs import NAME, NAMESPACE, engine_spec
 from operatorkit.trials import only_trial, put_policy, serve
 from operatorkit.world import World, set_condition
 
@@ -432,3 +432,34 @@ async def test_a_kill_at_any_change_leaves_one_outcome(settings: Any) -> None:
         as_before(world, proxy)
         assert 1 == len(world.cluster.of(Kind.KVTrial))
         assert {"bfloat16"} == set(world.engines.dtypes.values()), kill_at
+
+
+async def test_engines_that_were_started_for_a_trial_get_its_share_and_lose_it_first(
+    world: World, proxy: Proxy
+) -> None:
+    new = engine_spec(image="registry.example/engine:new")
+    await ready(world)
+    world.put(replicas=2, **ROUTED, engine=new)
+
+    async def look() -> None:
+        world.engines.finished += 2
+        await serve(world)
+        world.finish_check(code=0)
+        world.roll()
+        for pod in world.engine_pods().values():
+            world.come_up(pod)
+
+    for weight in (5, 25, 50):
+        for _ in range(60):
+            await look()
+            if proxy.weight == weight:
+                break
+        assert (weight, 1) == (proxy.weight, len(proxy.arm("candidate")))
+    (trial,) = world.cluster.of(Kind.KVTrial).values()
+    trial["spec"]["control"] = "RollBack"
+    for _ in range(12):
+        await look()
+    assert "AskedFor" == only_trial(world)["reason"]
+    as_before(world, proxy)
+    assert [] == proxy.faults
+    assert {5, 25, 50} <= set(proxy.weights)

@@ -10,6 +10,8 @@ from kvserving_operator.kinds import Kind, Object
 from kvserving_operator.render.names import (
     BASE_ANNOTATION,
     CANDIDATE,
+    CONTENTS_ANNOTATION,
+    DEPLOYMENT_LABEL,
     ENGINE_PORT,
     IMAGE_ANNOTATION,
     INPUTS_ANNOTATION,
@@ -33,6 +35,8 @@ class Inputs:
     hash: str
     base_hash: str
     image: str
+    contents: str = ""
+    """What decides about engines' answers, as JSON; empty where it is not known."""
 
 
 def deployment(
@@ -43,20 +47,51 @@ def deployment(
     inputs: Inputs,
 ) -> Manifest:
     """Deployment of the engines; by default it replaces pods: a spare GPU is rare."""
-    metadata = ref.metadata(ref.name)
+    selector = dict(ref.selector)
+    return _deployment(ref.metadata(ref.name), selector, template, spec, replicas, inputs)
+
+
+def candidates(
+    ref: ServingRef,
+    template: Mapping[str, Any],
+    spec: KVServingSpec,
+    replicas: int,
+    inputs: Inputs,
+) -> Manifest:
+    """Deployment of the pods of a template under trial, beside those in force.
+
+    Its pods have the labels of all engines besides, so that users reach them as they reach the
+    others. Either Deployment owns its pods, and neither takes those of the other one.
+    """
+    metadata = template.get("metadata") or {}
+    labels = {**metadata["labels"], TRACK_LABEL: CANDIDATE, DEPLOYMENT_LABEL: CANDIDATE}
+    marked = {**template, "metadata": {**metadata, "labels": labels}}
+    own = ref.metadata(ref.candidates_deployment)
+    return _deployment(own, dict(ref.candidates_selector), marked, spec, replicas, inputs)
+
+
+def _deployment(
+    metadata: dict[str, object],
+    selector: dict[str, str],
+    template: Mapping[str, Any],
+    spec: KVServingSpec,
+    replicas: int,
+    inputs: Inputs,
+) -> Manifest:
     # Enough to tell, should the ConfigMap with the templates be lost, what this template was made
     # from.
     metadata["annotations"] = {
         INPUTS_ANNOTATION: inputs.hash,
         BASE_ANNOTATION: inputs.base_hash,
         IMAGE_ANNOTATION: inputs.image,
+        **({CONTENTS_ANNOTATION: inputs.contents} if inputs.contents else {}),
     }
     return _object(
         Kind.Deployment,
         metadata,
         spec={
             "replicas": replicas,
-            "selector": {"matchLabels": dict(ref.selector)},
+            "selector": {"matchLabels": selector},
             "strategy": {
                 "type": "RollingUpdate",
                 "rollingUpdate": {

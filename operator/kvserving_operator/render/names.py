@@ -22,9 +22,12 @@ TRACK_LABEL = f"{API_GROUP}/track"
 REVISION_LABEL = f"{API_GROUP}/revision"
 INPUTS_ANNOTATION = f"{API_GROUP}/inputs-hash"
 BASE_ANNOTATION = f"{API_GROUP}/base-hash"
+CONTENTS_ANNOTATION = f"{API_GROUP}/contents"
 IMAGE_ANNOTATION = f"{API_GROUP}/pinned-image"
 RETRY_ANNOTATION = f"{API_GROUP}/retry"
 """Set by a user, to any new value, to try a template again that failed."""
+DEPLOYMENT_LABEL = f"{API_GROUP}/deployment"
+"""Tells the pods of a trial's own Deployment from the others: its selector, for ever."""
 DECISION_ANNOTATION = f"{API_GROUP}/decision"
 """Identity of the tuner's decision that asked for a KVTrial, as in the audit log and in traces."""
 STABLE, CANDIDATE = "stable", "candidate"
@@ -82,6 +85,16 @@ class ServingRef:
     def arm_service(self, track: str) -> str:
         """Service with the engine pods of one track, which an HTTPRoute gives its weight to."""
         return f"{self.name}-{track}"
+
+    @property
+    def candidates_deployment(self) -> str:
+        """Deployment of the pods that are started to try a template."""
+        return f"{self.name}-candidate"
+
+    @property
+    def candidates_selector(self) -> Mapping[str, str]:
+        """Labels of these pods; Services and budgets select them with all others."""
+        return {**self.selector, DEPLOYMENT_LABEL: CANDIDATE}
 
     @property
     def token_secret(self) -> str:

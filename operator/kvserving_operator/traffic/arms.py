@@ -43,6 +43,8 @@ def wish(
     """Wish of a trial for the pods that are not on their way out; without one all are stable."""
     if record is None:
         return Wish()
+    if record.revision:
+        return _of_template(record, pods, load, raised=raised)
     ready = frozenset(pod.name for pod in pods if pod.ready)
     labelled = frozenset(pod.name for pod in pods if not pod.stable)
     if record.progress.state not in (State.RUNNING, State.APPROVAL):
@@ -59,6 +61,24 @@ def wish(
     found: Share = share(asked, len(chosen), len(ready - chosen), load, raised=raised)
     takes = all(_has(record.candidate, runtime.get(name)) for name in chosen)
     return Wish(chosen, found.percent, takes, asked, found.raised)
+
+
+def _of_template(
+    record: Record, pods: Sequence[PodView], load: float | None, *, raised: bool
+) -> Wish:
+    """The same where pods were started for the trial: they are candidates as long as they live."""
+    mine = frozenset(pod.name for pod in pods if pod.apart)
+    ready = frozenset(pod.name for pod in pods if pod.ready)
+    if not ready - mine:
+        return Wish(mine - ready)
+    if record.ready_for_all:
+        # They run what all others get: a share by route says nothing any more.
+        return Wish()
+    if record.progress.state not in (State.RUNNING, State.APPROVAL) or not mine & ready:
+        return Wish(mine)
+    asked = record.plan.steps[record.progress.step]
+    found = share(asked, len(mine & ready), len(ready - mine), load, raised=raised)
+    return Wish(mine, found.percent, mine <= ready, asked, found.raised)
 
 
 def _has(settings: KVSettings, state: RuntimeState | None) -> bool:

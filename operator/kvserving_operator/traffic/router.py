@@ -110,7 +110,14 @@ class Router:
         ref = situation.ref
         if situation.state.attached:
             await self._gateway.detach(ref)
-        moved = frozenset(pod.name for pod in situation.pods if not pod.stable)
+        record = situation.record
+        # Those that were started for a trial are on its track as long as it goes on.
+        tried = "" if record is None or record.ready_for_all else record.revision
+        moved = frozenset(
+            pod.name
+            for pod in situation.pods
+            if not pod.stable and not (pod.apart and pod.revision == tried)
+        )
         await self._label(ref, moved, STABLE)
         if situation.state.attached:
             for track in (STABLE, CANDIDATE):

@@ -7,17 +7,21 @@ from kvserving_operator.trials.record import (
     Engines,
     Record,
     Rejected,
+    Restarted,
     Settled,
     Trials,
+    TurnedDown,
     changed_field,
 )
 from kvserving_operator.trials.watch import Watch
 from kvserving_tuner.judge import Cause
-from kvserving_tuner.trials.progress import End, Verdict
+from kvserving_tuner.trials.progress import Conclusion, End, Verdict
 from kvserving_tuner.trials.watched import begin
 
 REMEMBERED = 16
 """Rejections that are kept."""
+VALUE_LIMIT = 128
+"""Most characters of a value in `status.verdicts`."""
 BY_PERSON = frozenset({End.ASKED_FOR, End.SUPERSEDED})
 """Ends that say nothing of any engine."""
 
@@ -27,6 +31,8 @@ def after(trials: Trials, record: Record, now: float) -> Trials:
     conclusion = record.progress.conclusion
     if conclusion is None:
         raise ValueError(f"expected trial {record.name} to have a conclusion")
+    if record.revision:
+        return _after_restart(trials, record, conclusion, now)
     ended = Ended(
         trial=record.name,
         field=record.field,
@@ -85,7 +91,42 @@ def after(trials: Trials, record: Record, now: float) -> Trials:
             weights=record.weights,
             watched=begin(record.plan, record.progress, known),
         )
-    return Trials(settled=settled, rejected=rejected, watch=watch)
+    update = {"running": None, "settled": settled, "rejected": rejected, "watch": watch}
+    return trials.model_copy(update=update)
+
+
+def _after_restart(trials: Trials, record: Record, conclusion: Conclusion, now: float) -> Trials:
+    """What a trial of a template has decided; the KV cache in force is none of its business."""
+    ended = Ended(
+        trial=record.name,
+        field=record.field,
+        value=record.change[:VALUE_LIMIT],
+        verdict=conclusion.verdict,
+        reason=conclusion.reason.value,
+        at=now,
+    )
+    message = f"{record.change}: {conclusion.message}"
+    restarted = Restarted(
+        trial=record.name, verdict=conclusion.verdict, message=message, ended=ended
+    )
+    turned_down = trials.turned_down
+    if not record.ready_for_all and not record.again:
+        judged = conclusion.rejects and conclusion.verdict is Verdict.ROLLED_BACK
+        seconds = record.reject_for_seconds if conclusion.rejects else 0.0
+        entry = TurnedDown(
+            key=record.content if judged else record.base,
+            trial=record.name,
+            message=message,
+            until=now + seconds,
+            retry=record.retry,
+        )
+        turned_down = (*(each for each in turned_down if each.key != entry.key), entry)
+    update = {
+        "running": None,
+        "restarted": restarted,
+        "turned_down": turned_down[-REMEMBERED:],
+    }
+    return trials.model_copy(update=update)
 
 
 def after_regression(
@@ -115,7 +156,8 @@ def after_regression(
     rejected = with_rejection(
         trials, watch.settings, engines, watch.trial, message, now, watch.reject_for_seconds
     )
-    return Trials(settled=settled, rejected=rejected)
+    update = {"running": None, "settled": settled, "rejected": rejected, "watch": None}
+    return trials.model_copy(update=update)
 
 
 def with_rejection(

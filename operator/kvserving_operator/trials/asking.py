@@ -43,6 +43,8 @@ class Ask:
     """None where that answer is known, or there is none."""
     recorded: float | None = None
     """Its grade where it is known."""
+    apart: bool = False
+    """Whether the two have models of their own, and so tokens of their own."""
     busy: bool = True
     """Whether users have requests on one of these engines."""
 
@@ -111,6 +113,9 @@ class Asking(Background[Answer]):
         if one is None:
             raise ValueError(f"task {ask.number}: expected an engine to ask, got none")
         found = await self._found(ask, one)
+        theirs = found
+        if ask.apart and ask.candidate is not None and ask.baseline is not None:
+            theirs = await self._found(ask, ask.baseline)
         if len(found.token_ids) <= ask.least_tokens:
             message = (
                 f"{found.task.prompt.name} has {len(found.token_ids)} tokens, expected more than "
@@ -118,7 +123,7 @@ class Asking(Background[Answer]):
             )
             return Answer(ask, error=message, too_short=True)
         grade, baseline = await asyncio.gather(
-            self._tried(ask, found, ask.candidate), self._tried(ask, found, ask.baseline)
+            self._tried(ask, found, ask.candidate), self._tried(ask, theirs, ask.baseline)
         )
         if isinstance(grade, RuntimeAPIError) or isinstance(baseline, RuntimeAPIError):
             return _failed(ask, grade, baseline)

@@ -15,7 +15,7 @@ from kvserving_tuner.settings import Slo
 from kvserving_tuner.trials.plan import Gain, Guard, OnStall, Plan
 
 SIXTEEN_BITS = ("auto", "bfloat16", "float16")
-UNTRIED_FIELDS = ("max_active_seqs", "engine_image", "model_revision")
+UNTRIED_FIELDS = ("max_active_seqs", "engine_image", "model_revision", "start_up")
 """Changes that no probe can judge yet, or that need other pods."""
 
 

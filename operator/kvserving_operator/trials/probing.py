@@ -24,7 +24,10 @@ LEAST_BLOCKS = 2
 
 @dataclass(frozen=True)
 class Request:
-    """One pair to score: a prompt in a format, and in 16 bits on the same engine."""
+    """One pair to score: a prompt in a format, and in 16 bits on the same engine.
+
+    With a `baseline`: through the live cache of either engine.
+    """
 
     trial: str
     kind: str
@@ -35,6 +38,8 @@ class Request:
     max_tokens: int
     dtype: str
     """The format, which the engine itself has where the trial's pods serve it."""
+    baseline: EngineTarget | None = None
+    """Another engine, which was started without the change."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,8 @@ class Pair:
     """Nats per token by which the format is worse; NaN where it gave no numbers."""
     error: str = ""
     too_short: bool = False
+    unlike: bool = False
+    """Whether the two engines cut the text into other tokens."""
     at: float = 0.0
     """When it was known, in seconds since the epoch."""
 
@@ -75,6 +82,10 @@ class Probing(Background[Pair]):
     async def _score(self, request: Request, prompt: Prompt) -> Pair:
         try:
             ids = await self._client.tokens(request.target, request.model, prompt)
+            if request.baseline is not None:
+                other = await self._client.tokens(request.baseline, request.model, prompt)
+                if other != ids:
+                    return Pair(request, unlike=True)
             ids = ids[: request.max_tokens]
             skip = LEAST_BLOCKS * request.block_size
             if len(ids) <= skip:
@@ -85,15 +96,22 @@ class Probing(Background[Pair]):
                 return Pair(request, error=message, too_short=True)
             as_dtype = request.dtype if request.kind == SCREENED else None
             with_change = await self._client.score(request.target, ids, skip, as_dtype)
-            # The model's own dtype, which not every engine knows as a KV format by its name.
-            without = await self._client.score(request.target, ids, skip, AUTO)
+            if request.baseline is not None:
+                without = await self._client.score(request.baseline, ids, skip)
+            else:
+                # The model's own dtype, which not every engine knows as a KV format by its name.
+                without = await self._client.score(request.target, ids, skip, AUTO)
         except Rejected as error:
             return Pair(request, error=error.told)
         except RuntimeAPIError as error:
             return Pair(request, error=str(error))
         if math.isnan(without.nats):
-            return Pair(request, error="the model gives no numbers in 16 bits either")
-        if request.dtype != AUTO and with_change.dtype not in (request.dtype, ""):
+            return Pair(request, error="the model gives no numbers without the change either")
+        if (
+            request.baseline is None
+            and request.dtype != AUTO
+            and with_change.dtype not in (request.dtype, "")
+        ):
             return Pair(request, error=f"expected {request.dtype}, got {with_change.dtype}")
         return Pair(request, stratum_of(len(ids)), with_change.mean - without.mean)
 

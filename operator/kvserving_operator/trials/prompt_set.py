@@ -23,9 +23,15 @@ def prompts_of(plan: Plan, seen: Seen) -> tuple[Prompt, ...]:
 
 
 def request_of(
-    trial: str, settings: KVSettings, kind: str, number: int, pods: Sequence[str], seen: Seen
+    trial: str,
+    settings: KVSettings,
+    kind: str,
+    number: int,
+    pods: Sequence[str],
+    seen: Seen,
+    others: Sequence[str] = (),
 ) -> Request:
-    """Pair of a prompt's number, on the next pod in turn."""
+    """Pair of a prompt's number, on the next pod in turn; with `others` on one of those too."""
     name = pods[number % len(pods)]
     state = seen.runtime[name]
     size, max_tokens = state.capacity.block_size or 0, seen.max_tokens
@@ -41,4 +47,5 @@ def request_of(
         block_size=size,
         max_tokens=max_tokens,
         dtype=settings.kv_cache_dtype,
+        baseline=seen.targets[others[number % len(others)]] if others else None,
     )

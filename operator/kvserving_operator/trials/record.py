@@ -1,17 +1,21 @@
 """What is remembered of trials: the one under way, and what the ones before it left in force."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from kvserving_operator.api.v1alpha1 import RequestedBy, SplitBy
-from kvserving_operator.live import KVSettings
+from kvserving_operator.live import KVSettings, differences
+from kvserving_operator.observe import PodView
 from kvserving_operator.trials.watch import Watch
+from kvserving_tuner.runtime_client import RuntimeState
 from kvserving_tuner.trials.plan import Plan
 from kvserving_tuner.trials.progress import Progress, Verdict
 
 DTYPE_FIELD, EVICTION_FIELD = "KVCacheDType", "Eviction"
+START_UP_FIELD = "StartUp"
+"""Stands for all settings that an engine is started with."""
 
 
 class _Frozen(BaseModel):
@@ -54,6 +58,16 @@ class Record(_Frozen):
     plan: Plan
     reject_for_seconds: float
     split_by: SplitBy = SplitBy.SESSION
+    revision: str = ""
+    """Hash of the template that candidates are started from; empty where pods that run take the
+    change, and the fields after it then mean nothing."""
+    base: str = ""
+    """Names all of that template but the KV cache, and `content` what decides about answers."""
+    content: str = ""
+    start_up: str = ""
+    """What is new in it, in words."""
+    retry: str = ""
+    """Value of the retry annotation: another one asks to try the template again."""
     progress: Progress = Progress()
     containers: Mapping[str, str] = Field(default_factory=dict)
     """Container of each pod that took the change: another one means that the engine ended."""
@@ -86,7 +100,7 @@ class Record(_Frozen):
     def remains(self) -> KVSettings:
         """What pods that are no candidates run with."""
         conclusion = self.progress.conclusion
-        if conclusion is None:
+        if conclusion is None or self.revision:
             return self.stable
         if conclusion.verdict is Verdict.PROMOTED:
             return self.candidate
@@ -97,13 +111,31 @@ class Record(_Frozen):
         return self.candidate if pod in self.progress.candidates else self.remains
 
     @property
+    def ready_for_all(self) -> bool:
+        """Whether the template is to be put in force."""
+        conclusion = self.progress.conclusion
+        if conclusion is None or not self.revision:
+            return False
+        return conclusion.verdict is Verdict.PROMOTED or conclusion.untried
+
+    def has_change(self, pod: PodView, state: RuntimeState) -> bool:
+        """Whether an engine has what is tried."""
+        if self.revision:
+            return pod.revision == self.revision
+        return not differences(self.candidate, state)
+
+    @property
     def change(self) -> str:
         """The change in words."""
+        if self.revision:
+            return self.start_up
         return f"{self.stable} -> {self.candidate}"
 
     @property
     def field(self) -> str:
         """Setting that is changed."""
+        if self.revision:
+            return START_UP_FIELD
         return changed_field(self.stable, self.candidate)
 
 
@@ -149,6 +181,30 @@ class Settled(_Frozen):
         return cls(asked=asked, settings=asked, template=template)
 
 
+class Restarted(_Frozen):
+    """How the last trial of a template ended."""
+
+    trial: str
+    verdict: Verdict
+    message: str
+    ended: Ended
+
+
+class TurnedDown(_Frozen):
+    """A template that a trial has not passed.
+
+    It is not tried again while the spec asks for it, nor before `until`.
+    """
+
+    key: str
+    """Names the template: one that was judged by what decides about answers, any other by all that
+    its pods are."""
+    trial: str
+    message: str
+    until: float
+    retry: str = ""
+
+
 class Rejected(_Frozen):
     """A change that a trial has turned down: on such engines it is not tried until `until`."""
 
@@ -192,6 +248,14 @@ class Trials(_Frozen):
     rejected: tuple[Rejected, ...] = ()
     watch: Watch | None = None
     """Of what was promoted last."""
+    restarted: Restarted | None = None
+    """How the last trial of a template ended."""
+    turned_down: tuple[TurnedDown, ...] = ()
+
+    def turned_down_for(self, keys: Collection[str], retry: str) -> TurnedDown | None:
+        """Why a template of these names is not tried; None where it may be."""
+        found = (each for each in self.turned_down if each.key in keys and each.retry == retry)
+        return next(found, None)
 
     def lasting(self) -> Any:
         """What is worth a write when it changes."""

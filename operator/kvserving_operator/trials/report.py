@@ -24,7 +24,13 @@ from kvserving_operator.render.names import (
     SERVING_LABEL,
     ServingRef,
 )
-from kvserving_operator.trials.record import DTYPE_FIELD, EVICTION_FIELD, Record, Settled
+from kvserving_operator.trials.record import (
+    DTYPE_FIELD,
+    EVICTION_FIELD,
+    Record,
+    Settled,
+    Trials,
+)
 from kvserving_operator.trials.turn import Outcome
 from kvserving_tuner.judge import Comparison
 from kvserving_tuner.trials.machine import PAUSED_NOTE
@@ -151,9 +157,9 @@ def events(outcome: Outcome) -> tuple[Announce, ...]:
         said.append(Announce(Reason.TRIAL_STARTED.value, f"{name}: begins"))
     step = (new.state, new.step)
     if new.state is State.RUNNING and (old is None or (old.state, old.step) != step):
-        pods = ", ".join(new.candidates)
+        pods = "" if record.revision else f"pods {', '.join(new.candidates)} take the change: "
         percent = record.plan.steps[new.step]
-        message = f"{name}: step {new.step} ({percent} %): pods {pods} take the change: {new.note}"
+        message = f"{name}: step {new.step} ({percent} %): {pods}{new.note}"
         said.append(Announce(Reason.TRIAL_STEP.value, message))
     if new.state is State.APPROVAL and (old is None or old.state is not State.APPROVAL):
         said.append(Announce(Reason.TRIAL_APPROVAL.value, f"{name}: {new.note}"))
@@ -161,24 +167,28 @@ def events(outcome: Outcome) -> tuple[Announce, ...]:
     if conclusion is not None and (old is None or old.conclusion is None):
         verdict = conclusion.verdict
         bad = verdict in (TrialVerdict.ROLLED_BACK, TrialVerdict.FAILED)
-        goes = "" if verdict is TrialVerdict.PROMOTED else f"; engines run {record.remains}"
-        message = f"{name}: {conclusion.message}{goes}"
+        message = f"{name}: {conclusion.message}{_outcome(record)}"
         said.append(Announce(f"Trial{verdict.value}", message, warning=bad))
     return tuple(said)
 
 
-def verdict_status(settled: Settled | None) -> VerdictStatus | None:
-    """Entry of `status.verdicts` for the trial that settled what is in force, if one did."""
-    ended = None if settled is None else settled.ended
-    if ended is None:
-        return None
-    return VerdictStatus(
-        trial=ended.trial,
-        field=ended.field,
-        value=ended.value,
-        verdict=ended.verdict.value,
-        reason=ended.reason,
-        at=timestamp(datetime.fromtimestamp(ended.at, UTC)),
+def verdict_statuses(trials: Trials) -> tuple[VerdictStatus, ...]:
+    """Entries of `status.verdicts` for the trials that settled what is in force, oldest first."""
+    settled, restarted = trials.settled, trials.restarted
+    found = [
+        None if settled is None else settled.ended,
+        None if restarted is None else restarted.ended,
+    ]
+    return tuple(
+        VerdictStatus(
+            trial=ended.trial,
+            field=ended.field,
+            value=ended.value,
+            verdict=ended.verdict.value,
+            reason=ended.reason,
+            at=timestamp(datetime.fromtimestamp(ended.at, UTC)),
+        )
+        for ended in sorted((each for each in found if each is not None), key=lambda e: e.at)
     )
 
 
@@ -196,6 +206,17 @@ def promoted_value(settled: Settled | None, generation: int) -> tuple[PromotedVa
         )
         for name, value in values.items()
     )
+
+
+def _outcome(record: Record) -> str:
+    """What engines run after a trial that was not passed."""
+    conclusion = record.progress.conclusion
+    promoted = conclusion is not None and conclusion.verdict is TrialVerdict.PROMOTED
+    if promoted or record.ready_for_all:
+        return ""
+    if record.revision:
+        return "; pods keep the template in force"
+    return f"; engines run {record.remains}"
 
 
 def _message(record: Record) -> str:

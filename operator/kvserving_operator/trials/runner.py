@@ -18,7 +18,7 @@ from kvserving_operator.errors import Conflict
 from kvserving_operator.kinds import Kind
 from kvserving_operator.live import KVSettings, Refusal, runs
 from kvserving_operator.observe import PodView
-from kvserving_operator.render.names import ServingRef
+from kvserving_operator.render.names import RETRY_ANNOTATION, ServingRef
 from kvserving_operator.revisions import Revision
 from kvserving_operator.targets import target_of
 from kvserving_operator.trials.asking import Asking
@@ -28,6 +28,7 @@ from kvserving_operator.trials.probing import Probing
 from kvserving_operator.trials.record import Trials
 from kvserving_operator.trials.reference import Policy
 from kvserving_operator.trials.report import manifest, superseded_status, trial_status
+from kvserving_operator.trials.restart import Start, change_spec
 from kvserving_operator.trials.seen import Seen, same_weights
 from kvserving_operator.trials.select import Wanted, is_open, trial_spec, tuner_trial
 from kvserving_operator.trials.turn import Outcome, look
@@ -70,6 +71,9 @@ class TrialRunner:
         steady: bool,
         routed: bool,
         split: Split | None,
+        start: Start | None,
+        next_keys: frozenset[str],
+        apart: bool,
         now: float,
         remember: Remember,
     ) -> Outcome:
@@ -91,7 +95,11 @@ class TrialRunner:
             },
             live=serving.spec.engine.plugin is Switch.ENABLED,
             # One pod is in no arm: it is compared with itself, by turns.
-            routed=routed and serving.spec.replicas > 1,
+            routed=routed and (serving.spec.replicas > 1 or start is not None),
+            tries="" if start is None else start.revision.hash,
+            next_keys=next_keys,
+            retry=serving.metadata.annotations.get(RETRY_ANNOTATION, ""),
+            apart=apart,
         )
         seen = Seen(
             pods=pods,
@@ -104,8 +112,9 @@ class TrialRunner:
             steady=steady,
             probe_set=await self._probe_set(serving, trials, wanted, found),
             model=serving.spec.model.name or ref.name,
-            max_tokens=serving.spec.engine.max_model_len or _context(turn.readback.runtime),
+            max_tokens=_longest(serving, turn.readback.runtime),
             now=now,
+            start=start,
             split=split,
             probing=self._probing.under_way or self._asking.under_way,
             unanswered_seconds=max(
@@ -120,6 +129,9 @@ class TrialRunner:
         outcome = look(trials, wanted, tuple(found.values()), seen)
         if outcome.begun and outcome.record is not None and policy.spec is not None:
             spec = trial_spec(wanted, outcome.record, policy.spec)
+            if outcome.record.revision and start is not None:
+                change = change_spec(outcome.record, start)
+                spec = spec.model_copy(update={"change": change})
             made = await self._make(manifest(ref, outcome.record.name, spec))
             found |= {made.metadata.name: made} if made is not None else {}
         ended = outcome.record is not None and outcome.trials.running is None
@@ -153,7 +165,7 @@ class TrialRunner:
     ) -> ProbeSet:
         """Prompts, read only where something is measured or may begin to be."""
         settled = trials.settled
-        asks = settled is None or settled.asked != wanted.asked
+        asks = settled is None or settled.asked != wanted.asked or bool(wanted.tries)
         measures = trials.running is not None or trials.watch is not None
         if asks or measures or any(is_open(trial) for trial in found.values()):
             return await read_probe_set(self._cluster, serving)
@@ -190,7 +202,7 @@ class TrialRunner:
             if record is not None and name == record.name:
                 status = trial_status(record, trial.status, trial.metadata.generation, now)
             elif trial.spec.requested_by is RequestedBy.SPEC and is_open(trial):
-                message = "spec.kvCache was edited before the trial could end"
+                message = "the spec was edited before the trial could end"
                 status = superseded_status(trial, message, now)
             if status.to_api() != trial.status.to_api():
                 await self._write(ref, name, status)
@@ -233,10 +245,15 @@ def _in_force(
     return sixteen_bits(asked) if current.start is None else current.start
 
 
-def _context(runtime: Mapping[str, RuntimeState]) -> int:
-    """Longest context that every engine takes, as they report it."""
-    found = [state.startup.get("max_model_len") for state in runtime.values()]
-    return min((each for each in found if isinstance(each, int)), default=DEFAULT_CONTEXT)
+def _longest(serving: KVServing, runtime: Mapping[str, RuntimeState]) -> int:
+    """Longest context that every engine takes: the spec's, and what they report.
+
+    Those of a former template may take less than the spec says.
+    """
+    own = serving.spec.engine.max_model_len
+    reported = (state.startup.get("max_model_len") for state in runtime.values())
+    found = [each for each in (own, *reported) if isinstance(each, int)]
+    return min(found, default=DEFAULT_CONTEXT)
 
 
 def decision_of(turn: Turn) -> str:

@@ -1,6 +1,6 @@
 """What is seen of engines at one look, as the trial's machine wants to know it; pure."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from kvserving_operator.api.v1alpha1 import KVTrial, RequestedBy
@@ -17,6 +17,7 @@ from kvserving_operator.trials.asking import Answer
 from kvserving_operator.trials.probe_set import ProbeSet
 from kvserving_operator.trials.probing import Pair
 from kvserving_operator.trials.record import Record
+from kvserving_operator.trials.restart import Start, no_room, start_failure
 from kvserving_operator.trials.select import Wanted
 from kvserving_operator.trials.stopping import end_of, is_mute
 from kvserving_tuner.aliases import SPECS, Quantity
@@ -53,6 +54,8 @@ class Seen:
     model: str
     max_tokens: int
     now: float
+    start: Start | None = None
+    """The template that is to be tried, if one is."""
     split: Split | None = None
     """Requests of both arms where a route's weight is in force."""
     probing: bool = False
@@ -66,9 +69,10 @@ def ready_pods(seen: Seen) -> tuple[str, ...]:
     return tuple(sorted(pod.name for pod in seen.pods if pod.ready and pod.name in seen.runtime))
 
 
-def weights_of(seen: Seen) -> frozenset[str]:
-    """Hashes of the weights of pods that answer, of engines that tell them."""
-    told = (seen.runtime[name].startup.get("weights") for name in ready_pods(seen))
+def weights_of(seen: Seen, names: Iterable[str] | None = None) -> frozenset[str]:
+    """Hashes of the weights of these pods, or of all that answer, of engines that tell them."""
+    chosen = ready_pods(seen) if names is None else names
+    told = (seen.runtime[name].startup.get("weights") for name in chosen)
     return frozenset(each for each in told if isinstance(each, str))
 
 
@@ -89,16 +93,23 @@ def facts_of(
 ) -> tuple[Record, Facts]:
     """Record with what was counted, and facts for the machine but for the evidence."""
     ready = ready_pods(seen)
-    has = frozenset(n for n in ready if not differences(record.candidate, seen.runtime[n]))
+    by_name = {pod.name: pod for pod in seen.pods}
+    has = frozenset(n for n in ready if record.has_change(by_name[n], seen.runtime[n]))
     containers = {pod.name: pod.container_id for pod in seen.pods}
     candidates = record.progress.candidates
+    # One that was started for the trial stays a candidate, whether it answers now or not.
+    watched = by_name if record.revision else candidates
     ended = [
         name
         for name, container in record.containers.items()
-        if name in candidates and containers.get(name, container) != container
+        if name in watched
+        and (
+            containers.get(name, container) != container
+            or (record.revision and not by_name[name].running)
+        )
     ]
     known = {
-        **{name: c for name, c in record.containers.items() if name in candidates},
+        **{name: c for name, c in record.containers.items() if name in watched},
         **{name: containers[name] for name in has if name in candidates and name not in ended},
     }
     finished, counted = _finished(record, seen, has)
@@ -111,16 +122,19 @@ def facts_of(
     # A note that an engine is being asked is no refusal: the operator may have ended over it.
     key = record.candidate.key(record.name)
     refusal = next(iter(current_refusals(seen.refusals, seen.pods, key)), None)
-    weights = same_weights(seen)
+    # Other weights may be the very change.
+    weights = "" if record.revision else same_weights(seen)
     reloaded = bool(record.weights and weights) and weights != record.weights
-    other = reloaded or wanted.template != record.template
+    other = reloaded or _is_overtaken(record, wanted)
     replaced = record.progress.conclusion is None and other
-    still_wanted = record.requested_by is RequestedBy.SPEC and wanted.asked == record.asked
+    by_spec = record.requested_by is RequestedBy.SPEC
+    still_wanted = by_spec and (bool(record.revision) or wanted.asked == record.asked)
     update = {
         "containers": known,
         "weights": record.weights or weights,
         "finished": counted,
         "again": record.again or (replaced and still_wanted),
+        "retry": wanted.retry,
         "failed_prompt": record.failed_prompt,
         "failed_task": record.failed_task,
     }
@@ -138,16 +152,20 @@ def facts_of(
         now=seen.now,
         ready=ready,
         changed=has,
-        settled=_settled(record, seen),
+        settled=_settled(record, wanted, seen),
+        own=has if record.revision else None,
+        replicas=0 if seen.start is None else seen.start.replicas,
+        unstartable=_start_failure(record, seen),
+        no_room=_no_room(record, seen),
         steady=seen.steady,
-        offered=not unable,
+        offered=bool(record.revision) or not unable,
         unoffered=unable[0] if unable else "",
         finished=finished,
         probing=seen.probing,
         in_flight=_sum(seen, candidates, "running", "waiting"),
         queue=_mean(seen, candidates, "waiting"),
         others_queue=_mean(seen, [n for n in ready if n not in candidates], "waiting"),
-        blocked=_blocked(record.plan, seen),
+        blocked=_blocked(record, has, seen),
         unanswered_seconds=seen.unanswered_seconds,
         refused="" if refusal is None else f"pod {refusal.pod}: {refusal.message}",
         split=seen.split,
@@ -161,8 +179,12 @@ def facts_of(
 def _superseded(
     record: Record, wanted: Wanted, trial: KVTrial | None, *, is_new: bool, reloaded: bool
 ) -> str:
-    if wanted.asked != record.asked:
+    if not record.revision and wanted.asked != record.asked:
         return f"spec.kvCache was edited to {wanted.asked}"
+    if record.revision and wanted.tries != record.revision:
+        return "the spec was edited, and asks for another template"
+    if not record.revision and wanted.tries:
+        return "the spec was edited, and engines with other start-up settings are tried first"
     if wanted.template != record.template:
         return "the spec was edited, and engines with other start-up settings replace these"
     if reloaded:
@@ -173,8 +195,21 @@ def _superseded(
     return ""
 
 
-def _settled(record: Record, seen: Seen) -> bool:
-    """Whether every pod that serves reports what it is to have; others get it before they serve."""
+def _is_overtaken(record: Record, wanted: Wanted) -> bool:
+    """Whether other pods are to take the place of those that it is about."""
+    return wanted.template != record.template or wanted.tries != record.revision
+
+
+def _settled(record: Record, wanted: Wanted, seen: Seen) -> bool:
+    """Whether every pod that serves reports what it is to have; others get it before they serve.
+
+    A template is settled once it is in force, or its pods are gone.
+    """
+    if record.ready_for_all:
+        # Where the spec asks for another one by now, that one has its own trial.
+        return wanted.template == record.revision or wanted.tries != record.revision
+    if record.revision:
+        return not wanted.apart and not any(pod.apart for pod in seen.pods)
     return all(
         pod.name in seen.runtime
         and not differences(record.settings_of(pod.name), seen.runtime[pod.name])
@@ -222,10 +257,28 @@ def failure(measured: Pair | Answer) -> str:
     return ("ProbeSetTooShort: " if measured.too_short else "probe: ") + measured.error
 
 
-def _blocked(plan: Plan, seen: Seen) -> str:
+def _start_failure(record: Record, seen: Seen) -> str:
+    if not record.revision or seen.start is None:
+        return ""
+    return start_failure(record, seen.pods, seen.start, seen.now)
+
+
+def _no_room(record: Record, seen: Seen) -> str:
+    if not record.revision or seen.start is None:
+        return ""
+    return no_room(record, seen.pods, seen.start, seen.now)
+
+
+def _blocked(record: Record, has: frozenset[str], seen: Seen) -> str:
+    plan = record.plan
     if seen.probe_set.problem:
         return seen.probe_set.problem
-    if len(weights_of(seen)) > 1:
+    arms: list[Collection[str]] = [ready_pods(seen)]
+    if record.revision:
+        arms = [has, [name for name in ready_pods(seen) if name not in has]]
+        if not arms[1]:
+            return "no engine without the change answers"
+    if any(len(weights_of(seen, arm)) > 1 for arm in arms):
         return "engines have loaded different weights under one name"
     if seen.observation is None:
         return ""

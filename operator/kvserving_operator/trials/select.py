@@ -43,6 +43,7 @@ from kvserving_tuner.trials.progress import Verdict
 
 NAME_LIMIT = 63
 NAME_HASH = 8
+NO_PROBE = "no probe of the policy's quality.probes tells what the change costs"
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,14 @@ class Wanted:
     """Hash of model, image, parallelism and accelerator of the engines."""
     weights: str = ""
     """Hash of the weights of all engines; empty where they do not tell or differ."""
+    tries: str = ""
+    """Hash of the template that is to be tried; empty for none."""
+    next_keys: frozenset[str] = frozenset()
+    """Names of the template that the spec asks for, where it is not in force."""
+    retry: str = ""
+    """Value of the retry annotation."""
+    apart: bool = False
+    """Whether a trial has pods of its own."""
 
     @property
     def engines(self) -> Engines:
@@ -82,19 +91,28 @@ class Wanted:
 
 def settle(trials: Trials, wanted: Wanted, now: float) -> Trials:
     """With an edit that needs no trial in force, and rejections that are over forgotten."""
-    trials = trials.model_copy(update={"rejected": remembered(trials.rejected, now)})
+    turned_down = tuple(
+        each for each in trials.turned_down if each.until > now or each.key in wanted.next_keys
+    )
+    update: dict[str, object] = {
+        "rejected": remembered(trials.rejected, now), "turned_down": turned_down
+    }  # fmt: skip
+    trials = trials.model_copy(update=update)
     settled, known = trials.settled, rejection(trials.rejected, wanted.asked, wanted.engines)
     if settled is None:
         free = not wanted.has_policy or is_safe(wanted.asked)
         return _by_spec(trials, wanted.asked if free else wanted.in_force, wanted.template)
-    if trials.running is not None:
-        return trials
+    running = trials.running
+    if running is not None:
+        # The way back to 16 bits waits for no template.
+        back = running.revision and is_safe(wanted.asked) and settled.asked != wanted.asked
+        return _by_spec(trials, wanted.asked, wanted.template) if back else trials
     # A trial that could not be run has judged nothing.
     unjudged = settled.rolled_back and settled.verdict is Verdict.FAILED
     if unjudged and not wanted.has_policy:
         return _by_spec(trials, wanted.asked, wanted.template)
     if wanted.template != settled.template:
-        update: dict[str, object] = {"template": wanted.template}
+        update = {"template": wanted.template}
         # Other pods may be able to do what those before could not.
         if unjudged and known is None:
             update |= {"asked": settled.settings, "rolled_back": False}
@@ -231,6 +249,10 @@ def why_not(
     record: Record, wanted: Wanted, trial: KVTrial | None, rejected: Sequence[Rejected]
 ) -> str:
     """Why a trial cannot be run at all; empty where it can."""
+    if record.revision:
+        if record.plan.likelihood or record.plan.tasks:
+            return ""
+        return NO_PROBE
     if trial is not None:
         field = untried(trial.spec.change)
         if field:
@@ -254,7 +276,7 @@ def why_not(
     if evicts and not record.plan.tasks:
         return "eviction: expected a task probe in the policy's quality.probes, got none"
     if not record.plan.likelihood and not record.plan.tasks:
-        return "no probe of the policy's quality.probes tells what the change costs"
+        return NO_PROBE
     known = rejection(rejected, record.candidate, wanted.engines)
     if known is not None and known.trial != record.name:
         return f"rejected by trial {known.trial}: {known.message}"

@@ -65,8 +65,20 @@ class Left:
     """Of engines with the change."""
 
 
-def task_set(plan: Plan, candidate: KVSettings, stable: KVSettings, seen: Seen) -> TaskSet:
-    """Tasks that probes ask of these engines; `stable` is what the candidate is compared with."""
+def tasks_of(record: Record, seen: Seen) -> TaskSet:
+    """Tasks of a trial."""
+    # Engines of a template are compared with those in force, whatever cache both have.
+    pairs = bool(record.revision) or is_safe(record.stable)
+    return task_set(record.plan, record.candidate, record.stable, seen, pairs=pairs)
+
+
+def task_set(
+    plan: Plan, candidate: KVSettings, stable: KVSettings, seen: Seen, *, pairs: bool
+) -> TaskSet:
+    """Tasks that probes ask of these engines; `stable` is what the candidate is compared with.
+
+    `pairs` says whether there are engines that it can be compared with.
+    """
     size = block_size(seen)
     if not plan.tasks:
         return TaskSet()
@@ -83,7 +95,6 @@ def task_set(plan: Plan, candidate: KVSettings, stable: KVSettings, seen: Seen) 
             f"a context of {seen.max_tokens}"
         )
         left_out[TASKS] = LeftOut(reason="ProbeSetTooShort", message=too_short)
-    pairs = is_safe(stable)
     if not pairs:
         message = f"engines run {stable}, and answers are compared with those in 16 bits"
         left_out[TASKS] = LeftOut(reason="NoBaseline", message=message)
@@ -140,7 +151,7 @@ def heard(record: Record, tasks: TaskSet, facts: Facts, seen: Seen) -> tuple[Rec
         facts = replace(facts, hard_stop=HardStop.GARBAGE)
     progress = expecting(record.plan, progress, tasks.cells)
     record = record.model_copy(update={"progress": progress})
-    alone = len(seen.pods) == 1
+    alone = len(seen.pods) == 1 and not record.revision
     missing = to_record(record.plan, progress, tasks.cells, alone=alone)
     # An engine in 16 bits that does not answer now may do so at the next look.
     pairs = to_pair(record.plan, progress, tasks.cells, live=not alone)
@@ -171,6 +182,8 @@ def next_asks(
     if facts.wish is Wish.PAUSE or not facts.ready or not tasks.cells:
         return ()
     plain = [name for name in facts.ready if _is_plain(name, seen)]
+    if facts.own is not None:
+        plain = [name for name in facts.ready if name not in facts.own]
     if progress.state is State.SCREENING and plain:
         return tuple(
             _ask(record, tasks, number, "", plain[number % len(plain)], seen)
@@ -207,6 +220,7 @@ def _ask(
         candidate=seen.targets[candidate] if candidate else None,
         baseline=seen.targets[baseline] if baseline else None,
         recorded=record.progress.recorded.get(number) if candidate else None,
+        apart=bool(record.revision),
         busy=any(is_busy(name, seen) for name in names),
     )
 

@@ -7,13 +7,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvserving_operator.api.v1alpha1 import KVTrial
+from kvserving_operator.api.v1alpha1 import KVTrial, RequestedBy
 from kvserving_operator.trials.aftermath import after, after_regression
 from kvserving_operator.trials.asking import Ask
 from kvserving_operator.trials.measuring import with_block
 from kvserving_operator.trials.probing import Request
 from kvserving_operator.trials.prompt_set import prompts_of, request_of
 from kvserving_operator.trials.record import Record, Trials
+from kvserving_operator.trials.restart import restart_trial, without_likelihood
 from kvserving_operator.trials.seen import Seen, facts_of
 from kvserving_operator.trials.select import (
     Wanted,
@@ -22,7 +23,7 @@ from kvserving_operator.trials.select import (
     spec_trial,
     why_not,
 )
-from kvserving_operator.trials.task_set import Left, TaskSet, heard, next_asks, task_set
+from kvserving_operator.trials.task_set import Left, TaskSet, heard, next_asks, tasks_of
 from kvserving_operator.trials.watching import look_after
 from kvserving_tuner.judge import HardStop
 from kvserving_tuner.probes.prompts import Prompt
@@ -72,14 +73,15 @@ def look(trials: Trials, wanted: Wanted, found: Sequence[KVTrial], seen: Seen) -
     by_name = {trial.metadata.name: trial for trial in found}
     begun = False
     if record is None:
-        record = next_trial(trials, wanted, found)
+        record = restart_trial(trials, wanted, seen.start)
         if record is None:
-            record = spec_trial(trials, wanted)
-            begun = record is not None and record.name not in by_name
+            record = next_trial(trials, wanted, found) or spec_trial(trials, wanted)
+        if record is not None and record.requested_by is RequestedBy.SPEC:
+            begun = record.name not in by_name
         if record is None:
             return _watch(trials, wanted, seen)
     trial = by_name.get(record.name)
-    tasks = task_set(record.plan, record.candidate, record.stable, seen)
+    tasks = tasks_of(record, seen)
     problem = why_not(record, wanted, trial, trials.rejected) if before is None else ""
     too_short = tasks.too_short if record.progress.state is State.PENDING else ""
     if problem or too_short:
@@ -128,6 +130,10 @@ def _with_evidence(record: Record, facts: Facts, seen: Seen) -> tuple[Record, Fa
         number = progress.screened if kind == SCREENED else progress.served
         if pair.error or (pair.request.trial, pair.request.number) != (record.name, number):
             continue
+        if pair.unlike:
+            record = without_likelihood(record.model_copy(update={"progress": progress}))
+            progress = record.progress
+            break
         if math.isnan(pair.rise):
             facts = replace(facts, hard_stop=HardStop.NOT_A_NUMBER)
             record = record.model_copy(update={"evidence_at": pair.at})
@@ -149,12 +155,17 @@ def _failing(record: Record, tasks: TaskSet, left: Left, facts: Facts, seen: See
 def _next_probes(record: Record, facts: Facts, seen: Seen) -> tuple[Request, ...]:
     """The next few pairs, each on the next pod in turn."""
     chosen = next_prompts(record.plan, record.progress, facts)
-    if chosen is None:
+    if chosen is None or not record.plan.likelihood:
         return ()
     kind, numbers = chosen
     pods = facts.ready
     if kind != SCREENED:
         pods = tuple(name for name in facts.ready if name in record.progress.candidates)
+    # The same engine cannot score as if it had been started from another template.
+    plain = [name for name in facts.ready if name not in pods] if record.revision else []
+    if record.revision and not plain:
+        return ()
     return tuple(
-        request_of(record.name, record.candidate, kind, number, pods, seen) for number in numbers
+        request_of(record.name, record.candidate, kind, number, pods, seen, plain)
+        for number in numbers
     )

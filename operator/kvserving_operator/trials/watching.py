@@ -42,7 +42,7 @@ def look_after(watch: Watch, template: str, floors: Mapping[Probe, float], seen:
     watch = watch.under(template, same_weights(seen), floors)
     pods = tuple(n for n in ready_pods(seen) if not differences(watch.settings, seen.runtime[n]))
     # Answers in 16 bits were those of engines without the change, so all cells have pairs.
-    tasks = task_set(watch.plan, watch.settings, KVSettings(), seen)
+    tasks = task_set(watch.plan, watch.settings, KVSettings(), seen, pairs=True)
     watch = _with_answers(_with_pairs(watch, seen), tasks, pods, seen)
     fell = NO_NUMBERS if watch.broken else fallen(watch.plan, watch.watched)
     if fell:

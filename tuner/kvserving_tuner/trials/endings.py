@@ -7,7 +7,7 @@ from kvserving_tuner.trials.plan import Plan
 from kvserving_tuner.trials.progress import Conclusion, End, Progress, Verdict
 
 
-def ended_from_outside(progress: Progress, facts: Facts) -> Conclusion | None:
+def ended_from_outside(plan: Plan, progress: Progress, facts: Facts) -> Conclusion | None:
     """What ends a trial whatever its evidence says; None where nothing does."""
     if facts.superseded:
         return Conclusion(verdict=Verdict.VOID, reason=End.SUPERSEDED, message=facts.superseded)
@@ -19,10 +19,31 @@ def ended_from_outside(progress: Progress, facts: Facts) -> Conclusion | None:
         return Conclusion(
             verdict=Verdict.FAILED, reason=End.SETTINGS_REFUSED, message=facts.refused
         )
+    if facts.unstartable:
+        return Conclusion(
+            verdict=Verdict.FAILED, reason=End.START_FAILED, message=facts.unstartable
+        )
+    if facts.no_room:
+        return _without_room(plan, facts)
     if facts.hard_stop is not None:
         judgement = judge(Trial({}, {}, hard_stop=facts.hard_stop), Plan().rules)
         return rolled_back(judgement)
     return None
+
+
+def _without_room(plan: Plan, facts: Facts) -> Conclusion:
+    """An only engine that nothing can be tried beside is replaced, or it is not."""
+    if not plan.single_replica:
+        message = f"the policy's ab.singleReplica is Refuse, and {facts.no_room}"
+        return Conclusion(verdict=Verdict.FAILED, reason=End.SINGLE_REPLICA, message=message)
+    message = (
+        f"{facts.no_room}: it is replaced untried, as the policy's ab.singleReplica is "
+        "SwitchInPlace, and no engine answers from when it leaves until the new one has loaded the "
+        "model"
+    )
+    return Conclusion(
+        verdict=Verdict.INCONCLUSIVE, reason=End.SINGLE_REPLICA, message=message, untried=True
+    )
 
 
 def rolled_back(judgement: Judgement, *, served: bool = True) -> Conclusion:
@@ -48,5 +69,5 @@ def exhausted(plan: Plan, judgement: Judgement) -> Conclusion:
 def nothing_counts(progress: Progress) -> Conclusion:
     """Every probe that could tell was left out."""
     reasons = "; ".join(f"{name}: {each.message}" for name, each in progress.left_out.items())
-    message = f"no probe can tell what the change costs, so no engine gets it: {reasons}"
+    message = f"no probe can tell what the change costs, so no engine keeps it: {reasons}"
     return Conclusion(verdict=Verdict.INCONCLUSIVE, reason=Cause.QUALITY_NOT_SHOWN, message=message)

@@ -29,6 +29,14 @@ class Facts:
     """Whether every pod reports what it is to have."""
     steady: bool = True
     """Whether no pods are being replaced."""
+    own: frozenset[str] | None = None
+    """Pods that were started with the change; None where pods that run take it."""
+    replicas: int = 0
+    """Engines that the service is to have, where pods are started for the change."""
+    unstartable: str = ""
+    """Why no engine comes up with the change; empty while one may."""
+    no_room: str = ""
+    """Why the only engine cannot have another one beside it; empty where it can."""
     offered: bool = True
     """Whether the engines take the change live."""
     unoffered: str = ""
@@ -62,3 +70,9 @@ class Facts:
     """Criteria of task probes that have to be shown to be kept; others can only roll back."""
     tasks_left: bool = False
     """Whether there is a task to ask that would tell more."""
+
+    @property
+    def engines(self) -> int:
+        """Engines that a step takes its share of."""
+        # An only engine is tried beside another one where pods are started for the change.
+        return len(self.ready) if self.own is None else max(2, self.replicas)

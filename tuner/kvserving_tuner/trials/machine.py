@@ -44,7 +44,7 @@ def advance(plan: Plan, progress: Progress, facts: Facts) -> Progress:
     passed = min(max(0.0, passed), MOST_SECONDS)
     progress = progress.model_copy(update={"looked_at": facts.now})
     if progress.state in ACTIVE:
-        ended = ended_from_outside(progress, facts)
+        ended = ended_from_outside(plan, progress, facts)
         if ended is not None:
             return progress.ends(ended)
         if facts.wish is Wish.PAUSE:
@@ -73,7 +73,7 @@ def _start(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progr
         return progress.ends(
             Conclusion(verdict=Verdict.FAILED, reason=End.NOT_OFFERED, message=message)
         )
-    if len(facts.ready) == 1 and not plan.single_replica:
+    if facts.own is None and len(facts.ready) == 1 and not plan.single_replica:
         message = "the policy's ab.singleReplica is Refuse, and there is one engine"
         return progress.ends(
             Conclusion(verdict=Verdict.FAILED, reason=End.SINGLE_REPLICA, message=message)
@@ -101,7 +101,7 @@ def _screen(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Prog
             return progress.ends(nothing_counts(progress))
         return _expose(plan, progress, facts, passed)
     if screened:
-        note = f"tasks are answered in 16 bits; then {effect(plan, 0, facts)}"
+        note = f"tasks are answered without the change; then {effect(plan, 0, facts)}"
         return waiting(plan, progress, facts, passed, note)
     if progress.screened >= facts.prompts and not facts.blocked:
         return progress.ends(exhausted(plan, judgement))
@@ -140,7 +140,8 @@ def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progres
         update = {"note": note, "held": "", "stalled_seconds": 0.0}
         return progress.model_copy(update=update)
     if not progress.candidates or not facts.changed >= set(progress.candidates):
-        return waiting(plan, progress, facts, passed, "pods take the change", stalls=False)
+        note = "pods take the change" if facts.own is None else _starting(plan, progress, facts)
+        return waiting(plan, progress, facts, passed, note, stalls=False)
     if facts.blocked:
         return waiting(plan, progress, facts, passed, "")
     if judgement.cause is Cause.SPLIT_MISMATCH:
@@ -149,6 +150,15 @@ def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progres
         blocked = replace(facts, blocked=judgement.message)
         return waiting(plan, progress, blocked, passed, "")
     started = facts.now if progress.started_at is None else progress.started_at
+    if facts.own is not None and len(progress.candidates) < plan.pods(progress.step, facts.engines):
+        # Users are with those that are up already.
+        progress = progress.model_copy(update={"started_at": started})
+        if judgement.outcome is Outcome.ROLL_BACK:
+            return progress.ends(rolled_back(judgement))
+        note = _starting(plan, progress, facts)
+        return waiting(plan, progress, facts, passed, note, stalls=False)
+    if facts.own is not None and not plan.likelihood and not facts.tasks:
+        return progress.ends(nothing_counts(progress))
     progress = progress.model_copy(
         update={
             "started_at": started,
@@ -173,8 +183,8 @@ def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progres
         # They need not be shown to be kept, but a task that breaks has to have its say.
         note = f"tasks: {min(found.count for found in unasked)} of {plan.min_samples} pairs"
         return waiting(plan, progress, facts, passed, note)
-    step = plan.next_step(progress.step, len(facts.ready))
-    takes_all = step is not None and plan.pods(step, len(facts.ready)) == len(facts.ready)
+    step = plan.next_step(progress.step, facts.engines)
+    takes_all = step is not None and plan.pods(step, facts.engines) == facts.engines
     if takes_all and facts.tasks_left and not is_shown(plan, progress, facts.tasks):
         # It leaves no engine in 16 bits to compare answers with.
         note = "the next step takes every engine, and waits for what tasks show"
@@ -184,6 +194,12 @@ def _run(plan: Plan, progress: Progress, facts: Facts, passed: float) -> Progres
     if step is not None and not (waits and takes_all):
         return _enter(plan, progress, facts, step)
     return _decide(plan, progress, facts, passed, judgement)
+
+
+def _starting(plan: Plan, progress: Progress, facts: Facts) -> str:
+    """What a step whose pods are started waits for."""
+    wanted = plan.pods(progress.step, facts.engines)
+    return f"engines with the change start: {len(progress.candidates)} of {wanted} answer"
 
 
 def _decide(
@@ -224,7 +240,8 @@ def _decide(
 
 
 def _enter(plan: Plan, progress: Progress, facts: Facts, step: int) -> Progress:
-    turns = len(facts.ready) == 1 and (plan.guards or plan.gain is not None)
+    alone = len(facts.ready) == 1 and facts.own is None
+    turns = alone and (plan.guards or plan.gain is not None)
     entered = progress.becomes(
         State.RUNNING,
         step=step,
@@ -242,6 +259,9 @@ def _with_pods(plan: Plan, progress: Progress, facts: Facts) -> Progress:
     """With as many candidates as the step wants: those that are it stay, gone ones are replaced."""
     if not facts.ready:
         return progress
+    if facts.own is not None:
+        chosen = tuple(sorted(facts.own & set(facts.ready)))
+        return progress.model_copy(update={"candidates": chosen})
     if progress.alternation is not None:
         if len(facts.ready) == 1:
             only = facts.ready if progress.alternation.with_change else ()

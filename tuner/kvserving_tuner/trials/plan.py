@@ -78,6 +78,9 @@ class Plan(Frozen):
     """Share of the pods that have the candidate's settings in each step, in percent, rising."""
     weighted: bool = False
     """Whether steps are shares of the requests: each is one of its own, with the same pods too."""
+    restarts: bool = False
+    """Whether pods are started for the change, so that those without it are not to be had back at
+    once: one of them stays to the end, whatever a step says."""
     min_requests: int = 100
     """Requests that the candidate must finish in each step."""
     min_seconds: float = 300
@@ -117,7 +120,8 @@ class Plan(Frozen):
         """Pods that have the candidate's settings in a step, of so many that are ready."""
         share = math.ceil(ready * self.steps[step] / 100)
         # Something has to be compared with, unless the step says otherwise or there is only one.
-        most = ready if self.steps[step] == 100 or ready == 1 else ready - 1
+        all_of_them = self.steps[step] == 100 and not self.restarts
+        most = ready if all_of_them or ready == 1 else ready - 1
         return min(max(1, share), most)
 
     def next_step(self, step: int, ready: int) -> int | None:

@@ -55,7 +55,9 @@ class End(StrEnum):
     NOT_SUPPORTED = "NotSupported"
     """Nothing here can judge the change."""
     SINGLE_REPLICA = "SingleReplica"
-    """The policy refuses to try a change on the only pod."""
+    """The policy refuses to try a change on the only pod, or nothing can be tried beside it."""
+    START_FAILED = "StartFailed"
+    """No engine came up with the change."""
     ASKED_FOR = "AskedFor"
     """A person ended it."""
     SET_EXHAUSTED = "ProbeSetExhausted"
@@ -90,12 +92,14 @@ class Conclusion(Frozen):
     message: str
     to_fallback: bool = False
     """Whether quality fell, so that all pods go to the policy's fallback."""
+    untried: bool = False
+    """Whether every pod gets the change although it was not tried, as the policy has it."""
 
     @property
     def rejects(self) -> bool:
         """Whether the change itself was found wanting: by the judge, or by the engines."""
         by_judge = self.verdict is Verdict.ROLLED_BACK and self.reason is not End.ASKED_FOR
-        return by_judge or self.reason is End.SETTINGS_REFUSED
+        return by_judge or self.reason in (End.SETTINGS_REFUSED, End.START_FAILED)
 
 
 class Progress(Frozen):

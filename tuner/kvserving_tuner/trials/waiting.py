@@ -17,6 +17,11 @@ SILENT_SECONDS = 30.0
 def effect(plan: Plan, step: int, facts: Facts) -> str:
     """What users are to expect of a step."""
     ready = len(facts.ready)
+    if facts.own is not None:
+        if facts.replicas <= 1:
+            return "an engine with it is started beside the only one"
+        wanted = plan.pods(step, facts.engines)
+        return f"{wanted} of {facts.replicas} engines are replaced by ones that start with it"
     if not ready:
         return "engines that answer take it"
     pods = "the only engine" if ready == 1 else f"{plan.pods(step, ready)} of {ready} engines"

@@ -79,10 +79,10 @@ class ChangeSpec(ApiModel):
     rules = (
         Rule(
             cel="has(self.kvCacheDtype) || has(self.eviction) || has(self.maxActiveSeqs)"
-            " || has(self.engineImage) || has(self.modelRevision)",
+            " || has(self.engineImage) || has(self.modelRevision) || has(self.startUp)",
             holds=lambda change: bool(change.model_fields_set),
-            message="expected at least one of kvCacheDtype, eviction, maxActiveSeqs, engineImage"
-            " and modelRevision",
+            message="expected at least one of kvCacheDtype, eviction, maxActiveSeqs, engineImage,"
+            " modelRevision and startUp",
         ),
     )
 
@@ -104,6 +104,9 @@ class ChangeSpec(ApiModel):
         | None
     ) = None
     """Model revision of the candidate."""
+    start_up: Text | None = None
+    """What is new in the template of the candidate's pods, in words; the operator sets it in trials
+    of an edit of the spec, and takes no other one."""
 
 
 class KVTrialSpec(ApiModel):
