@@ -130,6 +130,8 @@ def test_the_library_is_in_the_page_once(logs: tuple[Path, Path]) -> None:
     assert len(first) > 1_000_000
     assert others
     assert all(len(each) < 200_000 for each in others)
+    # No button sends what is shown to somebody else's server.
+    assert all('"modeBarButtons": [["toImage"' in each for each in (first, *others))
 
 
 def test_the_page_is_beside_the_log_unless_another_place_is_named(logs: tuple[Path, Path]) -> None:
