@@ -154,6 +154,14 @@ def test_the_operators_port_is_for_scrapes_from_the_cluster(render: Any) -> None
     peers = [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]
     assert ingress(networkPolicy={"metricsFrom": peers})[1]["from"] == peers
     assert ingress(metrics={"enabled": False}) == [health]
+    # Pages without a password are for nobody but those who are named.
+    web = {"web": {"enabled": True}}
+    assert ingress(**web) == [health, metrics]
+    assert ingress(**web, networkPolicy={"webFrom": peers})[2] == {
+        "ports": [{"protocol": "TCP", "port": "web"}],
+        "from": peers,
+    }
+    assert ingress(networkPolicy={"webFrom": peers}) == [health, metrics]
     off = render({**LIGHT, "networkPolicy": {"enabled": False}})
     assert "NetworkPolicy" not in {manifest["kind"] for manifest in off}
 

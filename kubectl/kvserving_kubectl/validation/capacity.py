@@ -8,9 +8,10 @@ from typing import Any
 from kvserving_operator.api.quantity import quantity_bytes
 from kvserving_operator.api.v1alpha1 import KVCacheDType
 from kvserving_tuner.sizing.files import GIB, ModelFiles, read_model
+from kvserving_tuner.sizing.layers import ModelShape
 from kvserving_tuner.sizing.memory import bytes_per_token, capacity, sequences_that_fit
 from kvserving_tuner.sizing.plan import UTILIZATION, Question, cache_bytes
-from kvserving_tuner.sizing.shape import ModelShape, read_shape
+from kvserving_tuner.sizing.shape import read_shape
 
 MIB = 1024**2
 
