@@ -126,6 +126,20 @@ async def _life(world: World, api: GuardedCluster) -> None:
             break
     world.controller.touch(NAMESPACE, "chat")
     await serve(world, 2)
+    # A trial of another image has pods of its own, and leaves nothing behind.
+    new = engine_spec(image="registry.example/engine:new", compileCache={"claimName": "compiled"})
+    world.put(**{**spec, "engine": new}, kvCache={"dtype": "int8"})
+    began = False
+    for _ in range(150):
+        await serve(world)
+        world.finish_check(code=0)
+        world.roll()
+        for pod in world.engine_pods().values():
+            world.come_up(pod)
+        apart = "chat-candidate" in world.cluster.of(Kind.Deployment)
+        if api.refused or (began and not apart):
+            break
+        began = began or apart
     # Without a gateway from here on, and another trial that waits for a KVServing.
     world.put(**{**spec, "routing": None}, kvCache={"dtype": "int8"})
     await serve(world, 2)

@@ -43,7 +43,7 @@ app.kubernetes.io/part-of: kvserving
   verbs: [patch]
 - apiGroups: [apps]
   resources: [deployments]
-  verbs: [get, list, watch, create, patch]
+  verbs: [get, list, watch, create, patch, delete]
 # Engines come from Deployments; what is created and deleted here are pods that check a template.
 - apiGroups: [""]
   resources: [pods]
