@@ -43,8 +43,9 @@ app.kubernetes.io/part-of: kvserving
   verbs: [patch]
 - apiGroups: [apps]
   resources: [deployments]
-  verbs: [get, list, watch, create, patch]
-# Engines come from Deployments; what is created and deleted here are pods that check a template.
+  verbs: [get, list, watch, create, patch, delete]
+# Engines come from Deployments, of which that of a trial goes with it; what is created and deleted here besides
+# are pods that check a template.
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, create, delete]
