@@ -10,6 +10,8 @@ RESTARTS = (
     "model",
     "engine",
     "podTemplate",
+    "profile",
+    "apiKeyRef",
     "slo.ttftMilliseconds",
     "slo.tpotMilliseconds",
     "rollout.startupTimeoutSeconds",

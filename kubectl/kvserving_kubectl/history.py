@@ -36,14 +36,14 @@ def timeline(
     serving: Object,
     trials: Sequence[Object],
     events: Sequence[Object],
-    decisions: Iterable[Mapping[str, Any]],
+    audit: Iterable[Mapping[str, Any]],
 ) -> list[Entry]:
     """All entries, oldest first; what two sources tell word for word stands once."""
     found = [
         *_of_status(serving.get("status") or {}),
         *(entry for each in trials for entry in _of_trial(each)),
         *(_of_event(each) for each in events),
-        *(_of_decision(each) for each in decisions),
+        *(_of_audit(each) for each in audit),
     ]
     return sorted(dict.fromkeys(entry for entry in found if entry.at), key=lambda entry: entry.at)
 
@@ -59,8 +59,8 @@ def events_of(api: Api, namespace: str, name: str, trials: Sequence[Object]) -> 
     return sorted(found, key=moment_of)
 
 
-def decisions_of(api: Api, operator_namespace: str, serving: str) -> list[dict[str, Any]]:
-    """Decisions about a KVServing (namespace/name) in the operator's audit log, oldest first."""
+def audit_of(api: Api, operator_namespace: str, serving: str) -> list[dict[str, Any]]:
+    """Lines of the operator's audit log about a KVServing (namespace/name), oldest first."""
     found = []
     for pod in api.list(PODS, operator_namespace, OPERATOR):
         text = api.text(PODS, operator_namespace, pod["metadata"]["name"], "log")
@@ -78,7 +78,7 @@ def audit_lines(log: str) -> list[dict[str, Any]]:
             document = json.loads(line)
         except ValueError:
             continue
-        if isinstance(document, dict) and document.get("schema") == SCHEMA:
+        if isinstance(document, dict) and document.get("schema") == SCHEMA and "time" in document:
             found.append(document)
     return found
 
@@ -142,19 +142,35 @@ def _of_event(event: Object) -> Entry:
     return Entry(moment_of(event), str(event["reason"]), about, f"{event['message']}{times}")
 
 
+def _of_audit(line: Mapping[str, Any]) -> Entry:
+    """A line of the audit log: a step of a trial, or a decision."""
+    if "trial" not in line:
+        return _of_decision(line)
+    pods = ", ".join(map(str, line.get("pods") or ()))
+    told = f"{line.get('change', '')}: {line.get('message') or 'pods with the change: '}"
+    return Entry(
+        whole_seconds(str(line["time"])),
+        f"Trial{line.get('verdict') or line.get('state', '')}",
+        str(line["trial"]),
+        told if line.get("message") else told + (pods or "none"),
+    )
+
+
 def _of_decision(decision: Mapping[str, Any]) -> Entry:
-    """A line of the audit log, or `status.lastDecision`."""
-    change = decision.get("change") or {}
+    """A decision in the audit log, or `status.lastDecision`."""
+    change = decision.get("change")
+    change = change if isinstance(change, Mapping) else {}
     knob = change.get("knob") or decision.get("knob")
     before, after = (
         change.get("from", decision.get("fromValue")),
         change.get("to", decision.get("toValue")),
     )
-    moved = f"{knob} {before} -> {after}: " if knob and decision["action"] != Action.HOLD else ""
+    acts = decision.get("action") != Action.HOLD
+    moved = f"{knob} {before} -> {after}: " if knob and acts else ""
     outcome = f" [{decision['outcome']}]" if decision.get("outcome") else ""
     return Entry(
         whole_seconds(str(decision["time"])),
-        f"Decision{decision['action']}",
+        f"Decision{decision.get('action', '')}",
         str(decision.get("id", "")),
-        f"{decision['reason']}: {moved}{decision['message']}{outcome}",
+        f"{decision.get('reason', '')}: {moved}{decision.get('message', '')}{outcome}",
     )

@@ -5,6 +5,7 @@ that an operator which already serves this cluster is left alone.
 """
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,7 +57,8 @@ def _copy(to: Path, version: str, edit: tuple[str, str] = ("", "")) -> str:
         if path.is_file():
             path.write_text(path.read_text().replace("kvserving.dev", GROUP))
     chart = to / "Chart.yaml"
-    chart.write_text(chart.read_text().replace("version: 0.2.0", f"version: {version}", 1))
+    text = re.sub(r"^version: .*$", f"version: {version}", chart.read_text(), flags=re.MULTILINE)
+    chart.write_text(text)
     definition = to / "templates" / "crds" / "kvrollbackpolicies.yaml"
     definition.write_text(definition.read_text().replace(*edit))
     return str(to)

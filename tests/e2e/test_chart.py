@@ -20,6 +20,7 @@ from harness.serving import complete, engine_pods, wait_condition, wait_ready
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full]
 
+# charts/kvserving as it was at version 0.1.0, in the commit before 0.2.0 was begun.
 PREVIOUS = Path(__file__).parent / "previous" / "kvserving-0.1.0.tgz"
 NAMESPACE, OTHERS = "e2e-chart", "e2e-chart-others"
 NAME = "kept"

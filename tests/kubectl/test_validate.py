@@ -16,6 +16,7 @@ from kvserving_kubectl.validation.documents import Document, Fault, parse
 from kvserving_operator.api.errors import SpecError
 from kvserving_operator.api.rules import RULES_KEY
 from kvserving_operator.api.v1alpha1 import PARSERS
+from kvserving_tuner.errors import SizingError
 
 ROOT = Path(__file__).parents[2]
 CASES = ROOT / "tests/crds/cases"
@@ -277,3 +278,27 @@ def test_the_capacity_is_the_plans(tmp_path: Path, config: Path) -> None:
         "dtype": "auto", "bytesPerToken": 8192, "contextTokens": 1024, "sequences": 7,
         "tokens": 8192,
     }  # fmt: skip
+
+
+def test_on_a_gpu_the_cache_is_what_the_share_of_its_memory_leaves(
+    tmp_path: Path, config: Path
+) -> None:
+    def tokens(percent: int) -> int:
+        text = GOOD.replace("kvCacheMemory: 64Mi", "accelerator: NVIDIA")
+        text += f"    gpuMemoryUtilizationPercent: {percent}\n"
+        (tmp_path / "a.yaml").write_text(text)
+        ran = Ran(demo())
+        more = ["--config", str(config), "--gpu", "L4", "--weights-gib", "2", "-o", "json"]
+        ran("validate", str(tmp_path / "a.yaml"), *more)
+        ((fit,),) = json.loads(ran.out)["capacity"].values()
+        return int(fit["tokens"])
+
+    # 40 % of 23,034 MiB at 8 KiB a token.
+    assert tokens(90) - tokens(50) == pytest.approx(23_034 * 0.4 * 128, rel=0.01)
+
+
+def test_on_a_gpu_the_size_of_the_weights_has_to_be_known(tmp_path: Path, config: Path) -> None:
+    text = GOOD.replace("kvCacheMemory: 64Mi", "accelerator: NVIDIA")
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(SizingError, match="weights-gib"):
+        Ran(demo())("validate", str(tmp_path / "a.yaml"), "--config", str(config), "--gpu", "L4")

@@ -471,3 +471,11 @@ def test_whatever_an_engine_writes_has_a_volume(plugin: str) -> None:
     ]
     assert len(folders) >= 5
     assert all(any(f"{each}/".startswith(f"{m}/") for m in mounts) for each in folders), folders
+
+
+def test_the_network_leads_to_an_engines_one_port() -> None:
+    (policy,) = (child for child in children(REF, routed=True) if child["kind"] == "NetworkPolicy")
+    ports = template_of()["spec"]["containers"][0]["ports"]
+    opened = [{"protocol": "TCP", "port": port["containerPort"]} for port in ports]
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    assert policy["spec"]["ingress"] == [{"ports": opened}]

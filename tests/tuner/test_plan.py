@@ -104,6 +104,25 @@ def test_a_window_is_what_it_holds_and_room_is_kept_for_its_steps(
     assert large["sequences"]["80GiB"] < small["sequences"]["80GiB"] / 2
 
 
+def test_a_load_says_how_much_each_format_carries(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = ["--prompt-tokens", "1000", "--answer-tokens", "300", "--dtype", "bfloat16"]
+    load += ["--dtype", "fp8_e4m3", "--max-num-seqs", "1024"]
+    found = []
+    for more in ([], ["--tpot-ms", "15"]):
+        said = advised(capsys, model, "--gpu", "H100", *load, *more)
+        numbers = said.split("by measured kernels: bfloat16 ")[1].split(". ")[0]
+        half, eighth = (float(each) for each in numbers.rstrip(".").split(", fp8_e4m3 "))
+        # 8 bits hold twice the sequences and are read in less time.
+        assert 5 < half < eighth
+        found.append(half)
+    assert found[1] < found[0]
+    # Nothing is said of a GPU whose kernels nobody measured, or without a load.
+    assert "by measured kernels" not in advised(capsys, model, "--gpu", "48GiB", *load)
+    assert "by measured kernels" not in advised(capsys, model, "--gpu", "H100")
+
+
 def test_copies_are_said_to_be_copies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     latent = {**LLAMA_8B, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
     for number, config in enumerate((latent, LLAMA_8B)):

@@ -29,6 +29,7 @@ class FakePrometheus:
         self.count = 0
         self.healthy = 200
         self.body: bytes | None = None
+        self.status = 200
         self.delay_seconds = 0.0
         self.queries: list[str] = []
         fake = self
@@ -46,7 +47,9 @@ class FakePrometheus:
                 if query.startswith("count("):
                     result = [{"metric": {}, "value": [NOW, str(fake.count)]}] if fake.count else []
                 document = {"status": "success", "data": {"result": result}}
-                self._send(200, json.dumps(document).encode() if fake.body is None else fake.body)
+                self._send(
+                    fake.status, json.dumps(document).encode() if fake.body is None else fake.body
+                )
 
             def _send(self, status: int, body: bytes) -> None:
                 self.send_response(status)
@@ -227,3 +230,31 @@ def test_values_cannot_break_out_of_a_query() -> None:
 )
 def test_the_instance_of_a_url(url: str, expected: str) -> None:
     assert netloc(url) == expected
+
+
+REASON = {"status": "error", "errorType": "bad_data", "error": "parse error at char 7"}
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "told"),
+    [
+        (400, json.dumps(REASON).encode(), "HTTP 400: parse error at char 7"),
+        (403, b"canary: an administrator's page", "HTTP 403, and no reason of a Prometheus"),
+        (404, b"<html>canary</html>", "HTTP 404, and no reason of a Prometheus"),
+        (404, b'{"AccessKeyId": "canary"}', "HTTP 404, and no reason of a Prometheus"),
+        (404, b'{"error": "canary"}', "HTTP 404, and no reason of a Prometheus"),
+        (401, b"canary' b\"\n\xff", "HTTP 401, and no reason of a Prometheus"),
+        (418, b"[" * 5000 + b"canary", "HTTP 418, and no reason of a Prometheus"),
+        (200, b"canary", ""),
+        (200, b'{"data": "canary"}', ""),
+        (200, b'{"data": {"result": "canary"}}', ""),
+    ],
+)
+async def test_what_is_no_prometheus_is_not_quoted(
+    prometheus: FakePrometheus, status: int, body: bytes, told: str
+) -> None:
+    prometheus.status, prometheus.body = status, body
+    observation = await PrometheusSource(prometheus.url).observe([TARGET], NOW)
+    (problem,) = (p for p in observation.problems if p.reason is ProblemReason.PROMETHEUS_ERROR)
+    assert told in problem.message
+    assert "canary" not in repr(observation)

@@ -20,6 +20,8 @@ from kvserving_operator.api.reasons import ConditionType, Reason
 from kvserving_tuner import reasons
 
 LATEST_EVENTS = 5
+CHOSEN = (Reason.RECOMMEND_ONLY, Reason.TUNING_OFF, Reason.NO_GATEWAY)
+"""Reasons that the spec gives."""
 GOOD_WHEN_FALSE = (ConditionType.PROGRESSING, ConditionType.DEGRADED, ConditionType.ROLLED_BACK)
 
 
@@ -175,11 +177,11 @@ def _latest_verdict(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _troubles(status: Mapping[str, Any]) -> Iterator[Text]:
-    """Conditions that are not as they should be, with what their reasons mean."""
+    """Conditions that are neither as they should be nor as somebody chose, with their reasons."""
     meanings = {reason.value: reason.sentence for reason in Reason}
     for each in status.get("conditions") or ():
         wanted = "False" if each["type"] in {kind.value for kind in GOOD_WHEN_FALSE} else "True"
-        if each["status"] in (wanted, "Unknown"):
+        if each["status"] in (wanted, "Unknown") or each["reason"] in CHOSEN:
             continue
         yield _text(f"\n{each['type']} is {each['status']}: {_worded(each['reason'], meanings)}")
         if each.get("message"):

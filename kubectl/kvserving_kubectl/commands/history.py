@@ -7,7 +7,7 @@ from kvserving_kubectl import lookup
 from kvserving_kubectl.context import Context
 from kvserving_kubectl.durations import seconds_of
 from kvserving_kubectl.errors import PluginError
-from kvserving_kubectl.history import Entry, decisions_of, events_of, timeline
+from kvserving_kubectl.history import Entry, audit_of, events_of, timeline
 from kvserving_kubectl.options import add_output, add_serving
 from kvserving_kubectl.output import document, say, table
 
@@ -48,17 +48,17 @@ def gather(context: Context) -> list[Entry]:
     api, namespace, options = context.api, context.namespace, context.options
     serving = lookup.serving(api, namespace, options.name)
     trials = lookup.trials_of(api, namespace, options.name)
-    events, decisions = [], []
+    events, audit = [], []
     try:
         events = events_of(api, namespace, options.name, trials)
     except PluginError as error:
         context.note(f"left out: Events: {error}")
     if not options.no_audit:
         try:
-            decisions = decisions_of(api, options.operator_namespace, f"{namespace}/{options.name}")
+            audit = audit_of(api, options.operator_namespace, f"{namespace}/{options.name}")
         except PluginError as error:
             context.note(f"left out: the operator's audit log: {error}")
-    found = timeline(serving, trials, events, decisions)
+    found = timeline(serving, trials, events, audit)
     if options.since:
         first = datetime.fromtimestamp(context.clock() - seconds_of(options.since, "--since"), UTC)
         found = [entry for entry in found if entry.at >= first.strftime("%Y-%m-%dT%H:%M:%SZ")]

@@ -8,14 +8,10 @@ from typing import Any
 from kvserving_operator.api.quantity import quantity_bytes
 from kvserving_operator.api.v1alpha1 import KVCacheDType
 from kvserving_tuner.sizing.files import GIB, ModelFiles, read_model
-from kvserving_tuner.sizing.memory import (
-    Layout,
-    bytes_per_token,
-    device_bytes,
-    sequences_that_fit,
-)
-from kvserving_tuner.sizing.plan import Question, cache_bytes
-from kvserving_tuner.sizing.shape import ModelShape, read_shape
+from kvserving_tuner.sizing.layers import ModelShape
+from kvserving_tuner.sizing.memory import bytes_per_token, capacity, sequences_that_fit
+from kvserving_tuner.sizing.plan import UTILIZATION, Question, cache_bytes
+from kvserving_tuner.sizing.shape import read_shape
 
 MIB = 1024**2
 
@@ -65,25 +61,18 @@ def fits(spec: Mapping[str, Any], model: Model, gpu: str = "") -> tuple[Fit, ...
     a model or a GPU of which nothing is known.
     """
     engine = spec["engine"]
-    parallelism = engine.get("parallelism") or {}
-    tensor, pipeline = parallelism.get("tensor", 1), parallelism.get("pipeline", 1)
-    memory = _memory(engine, model, gpu, tensor, pipeline)
-    if memory is None:
+    question = _question(engine, model)
+    memory = _memory(engine, model, question, gpu)
+    context = engine.get("maxModelLen") or model.shape.max_length or 0
+    if memory is None or not context:
         return ()
     allowed = (spec.get("tuning") or {}).get("allowedDtypes") or ()
-    names = dict.fromkeys((spec["kvCache"]["dtype"], *allowed))
-    context = engine.get("maxModelLen") or model.shape.max_length or 0
-    if not context:
-        return ()
     found = []
-    for name in names:
-        dtype = model.shape.dtype if name == KVCacheDType.AUTO else str(name)
-        layout = Layout(dtype, engine.get("blockSize"), tensor, pipeline)
+    for name in dict.fromkeys((spec["kvCache"]["dtype"], *allowed)):
+        layout = question.layout(model.shape.dtype if name == KVCacheDType.AUTO else str(name))
         per_token = bytes_per_token(model.shape, layout)
-        block = device_bytes(model.shape, layout, 1)
-        # vLLM keeps one block back, which no request gets.
-        count = sequences_that_fit(model.shape, layout, context, memory - block)
-        tokens = int(memory // block) * layout.block if block else 0
+        count = sequences_that_fit(model.shape, layout, context, memory)
+        tokens = capacity(model.shape, layout, context, memory).tokens
         found.append(Fit(str(name), per_token, context, count, tokens))
     return tuple(found)
 
@@ -104,19 +93,31 @@ def shortfall(spec: Mapping[str, Any], found: tuple[Fit, ...]) -> str:
     )
 
 
-def _memory(
-    engine: Mapping[str, Any], model: Model, gpu: str, tensor: int, pipeline: int
-) -> float | None:
+def _question(engine: Mapping[str, Any], model: Model) -> Question:
+    """What the tuner's plan is asked."""
+    parallelism = engine.get("parallelism") or {}
+    percent = engine.get("gpuMemoryUtilizationPercent")
+    return Question(
+        (),
+        (),
+        block_size=engine.get("blockSize"),
+        tensor_parallel=parallelism.get("tensor", 1),
+        pipeline_parallel=parallelism.get("pipeline", 1),
+        weights_bytes=model.files.weights_bytes or 0.0,
+        utilization=UTILIZATION if percent is None else percent / 100,
+        step_tokens=engine.get("maxNumBatchedTokens") or 0,
+    )
+
+
+def _memory(engine: Mapping[str, Any], model: Model, question: Question, gpu: str) -> float | None:
     """Bytes of the KV cache on one device; None where nothing says it."""
     given = engine.get("kvCacheMemory")
     if given is not None:
         return float(quantity_bytes(str(given)))
     if not gpu:
         return None
-    question = Question(
-        (), (), tensor_parallel=tensor, pipeline_parallel=pipeline,
-        weights_bytes=model.files.known_weights(),
-    )  # fmt: skip
+    # Without the size of the weights nothing is left to be told.
+    model.files.known_weights()
     return cache_bytes(question, gpu)
 
 

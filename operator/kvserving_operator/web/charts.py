@@ -13,7 +13,7 @@ from typing import Final
 
 from kvserving_operator.web.history import Band
 
-WIDTH, NARROW, HEIGHT = 760, 480, 150
+WIDTH, NARROW, HEIGHT = 1000, 480, 150
 """Pixels of a view box: of a chart that takes the whole page, and of two side by side."""
 LEFT, RIGHT, TOP, BOTTOM = 48, 10, 20, 22
 REACH: Final = 3.0

@@ -11,8 +11,9 @@ import pytest
 from kvserving_tuner.errors import SizingError
 from kvserving_tuner.sizing.files import read_model
 from kvserving_tuner.sizing.gguf import read_header
+from kvserving_tuner.sizing.layers import LayerKind
 from kvserving_tuner.sizing.memory import Layout, bytes_per_token, sequence_bytes
-from kvserving_tuner.sizing.shape import LayerKind, read_shape
+from kvserving_tuner.sizing.shape import read_shape
 
 WEIGHTS = np.zeros((64, 64), dtype=np.float32)
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kvserving_kernels.formats import LAYOUTS
 from kvserving_tuner.errors import SizingError
+from kvserving_tuner.sizing.layers import ModelShape
 from kvserving_tuner.sizing.memory import (
     Layout,
     bytes_per_token,
@@ -17,7 +18,7 @@ from kvserving_tuner.sizing.memory import (
     sequence_bytes,
     sequences_that_fit,
 )
-from kvserving_tuner.sizing.shape import ModelShape, read_shape
+from kvserving_tuner.sizing.shape import read_shape
 
 KIB, GIB = 1024, 1024**3
 K32, K128 = 32_768, 131_072

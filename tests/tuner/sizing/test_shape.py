@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from kvserving_tuner.errors import ModelConfigError
-from kvserving_tuner.sizing.shape import LayerKind, read_shape
+from kvserving_tuner.sizing.layers import LayerKind
+from kvserving_tuner.sizing.shape import read_shape
 
 BASE = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 512}
 FULL, SLIDING, STATE = LayerKind.FULL, LayerKind.SLIDING, LayerKind.STATE

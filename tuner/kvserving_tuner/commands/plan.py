@@ -11,13 +11,16 @@ from rich.table import Table
 from kvserving_kernels.formats import LAYOUTS
 from kvserving_tuner.profiles import PROFILES, Advice, ProfileName
 from kvserving_tuner.sizing.advice import advice, notes
-from kvserving_tuner.sizing.files import GIB, read_model
+from kvserving_tuner.sizing.files import GIB, ModelFiles, read_model
 from kvserving_tuner.sizing.gpus import MEMORY_MIB
 from kvserving_tuner.sizing.layers import LayerKind, ModelShape
+from kvserving_tuner.sizing.memory import bytes_per_token
 from kvserving_tuner.sizing.pages import stores_own
-from kvserving_tuner.sizing.plan import UTILIZATION, Question, Row, plan
+from kvserving_tuner.sizing.plan import UTILIZATION, Question, Row, cache_bytes, plan
 from kvserving_tuner.sizing.shape import read_shape
 from kvserving_tuner.sizing.workspace import workspace_bytes
+from kvserving_tuner.stepmodel.kernels import has_kernels, step_times
+from kvserving_tuner.stepmodel.queue import Engine, Load, largest_rate
 
 HELP = "say what a model's KV cache takes and how many sequences fit"
 CONTEXTS = (8_192, 32_768, 131_072)
@@ -56,6 +59,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=ProfileName,
         help="what the model is used for: also say what to start with",
     )
+    load = parser.add_argument_group("load, of which to say how much each format carries")
+    load.add_argument("--prompt-tokens", type=int, metavar="N", help="mean, without cached ones")
+    load.add_argument("--answer-tokens", type=int, metavar="N", help="mean")
+    load.add_argument("--ttft-ms", type=float, help="mean time to first token that is kept")
+    load.add_argument("--tpot-ms", type=float, help="mean time per output token that is kept")
     parser.add_argument("--output", choices=("table", "json"), default="table")
 
 
@@ -89,10 +97,44 @@ def run(options: argparse.Namespace, console: Console) -> int:
         return 0
     console.print(layers(shape), markup=False, highlight=False)
     console.print(table(rows, question.gpus))
-    for line in (advice(rows, question), *notes(shape, question), *start(options.profile, shape)):
+    carried = rates(options, model, shape, question)
+    said = (advice(rows, question), *carried, *notes(shape, question))
+    for line in (*said, *start(options.profile, shape)):
         if line:
             console.print(line, markup=False, highlight=False)
     return 0
+
+
+def rates(
+    options: argparse.Namespace, model: ModelFiles, shape: ModelShape, question: Question
+) -> tuple[str, ...]:
+    """How much of a load each format carries, on the GPUs whose kernels were measured."""
+    if options.prompt_tokens is None or options.answer_tokens is None:
+        return ()
+    # Stages that wait for each other are another matter.
+    if question.pipeline_parallel > 1:
+        return ()
+    load = Load(options.prompt_tokens, options.answer_tokens)
+    targets = [None if ms is None else ms / 1000 for ms in (options.ttft_ms, options.tpot_ms)]
+    lines = []
+    for gpu in filter(has_kernels, question.gpus):
+        found = []
+        for dtype in question.dtypes:
+            layout = question.layout(dtype)
+            size = bytes_per_token(shape, layout)
+            cache = cache_bytes(question, gpu, dtype) * question.devices
+            times = step_times(
+                gpu, model.config, question.weights_bytes, question.tensor_parallel, dtype
+            )
+            engine = Engine(
+                times, size, cache / size, options.max_num_seqs, options.max_num_batched_tokens
+            )
+            found.append(f"{dtype} {largest_rate(engine, load, *targets):.1f}")
+        lines.append(
+            f"Requests of {load.prompt} and {load.answer} tokens per second on {gpu}, "
+            f"by measured kernels: {', '.join(found)}."
+        )
+    return tuple(lines)
 
 
 def start(name: ProfileName, shape: ModelShape) -> tuple[str, ...]:

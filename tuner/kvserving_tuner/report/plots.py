@@ -14,6 +14,12 @@ from kvserving_tuner.report.history import History, Told
 
 HEIGHT: Final = 260
 LONGEST_LABEL: Final = 160
+CONFIG: Final = {
+    "displaylogo": False,
+    "responsive": True,
+    # None of Plotly's own that would send a plot elsewhere.
+    "modeBarButtons": [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
+}
 PANELS: Final[tuple[tuple[str, str, tuple[tuple[str, str, float], ...]], ...]] = (
     ("KV cache", "% in use", (("kv_usage", "KV use, the fullest engine", 100),)),
     ("Time to first token", "seconds", (("ttft_seconds", "TTFT", 1),)),
@@ -62,7 +68,7 @@ def draw(history: History, targets: dict[str, float] | None = None) -> list[str]
                 full_html=False,
                 include_plotlyjs=not drawn,
                 div_id=f"plot-{len(drawn)}",
-                config={"displaylogo": False, "responsive": True},
+                config=CONFIG,
             )
         )
     return drawn

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from kvserving_tuner.errors import ModelConfigError, SimulationError
 from kvserving_tuner.simulator.steptimes import StepTimes
-from kvserving_tuner.sizing.shape import NESTED
+from kvserving_tuner.sizing.families import NESTED
 
 BANDWIDTH_SHARE: Final = 0.9
 """Of the memory bandwidth, in kernels that only read."""

@@ -10,21 +10,15 @@ MIB: Final = 1024 * 1024
 
 MEMORY_MIB: Final[Mapping[str, int]] = {
     "A10": 23_028,
-    "A30": 24_576,
-    "A40": 46_068,
     "A100-40GB": 40_960,
     "A100-80GB": 81_920,
     "B200": 183_359,
-    "H20": 97_871,
     "H100": 81_559,
     "H200": 143_771,
     "L4": 23_034,
     "L40S": 46_068,
-    "RTX-4090": 24_564,
     "RTX-5090": 32_607,
-    "RTX-6000-Ada": 49_140,
     "T4": 15_360,
-    "V100-32GB": 32_768,
 }
 OTHER: Final = re.compile(r"(\d+(?:\.\d+)?)GiB", re.IGNORECASE)
 """A GPU that has no name here, by its memory."""

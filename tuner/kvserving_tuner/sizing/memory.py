@@ -4,16 +4,9 @@ from dataclasses import dataclass, replace
 
 from kvserving_tuner.errors import SizingError
 from kvserving_tuner.sizing.layers import ModelShape
-from kvserving_tuner.sizing.pages import (
-    DEFAULT_BLOCK,
-    Layout,
-    Pages,
-    check_format,
-    pages,
-    token_bytes,
-)
-
-__all__ = ["DEFAULT_BLOCK", "Layout"]
+from kvserving_tuner.sizing.pages import DEFAULT_BLOCK as DEFAULT_BLOCK
+from kvserving_tuner.sizing.pages import Layout as Layout
+from kvserving_tuner.sizing.pages import Pages, check_format, pages, token_bytes
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from kvserving_tuner.errors import ModelConfigError
-from kvserving_tuner.sizing.families import NESTED, language_model
+from kvserving_tuner.sizing.families import language_model
 from kvserving_tuner.sizing.layers import LayerGroup, LayerKind, ModelShape
 from kvserving_tuner.sizing.states import read_state
-
-__all__ = ["NESTED", "LayerGroup", "LayerKind", "ModelShape", "read_shape"]
 
 FULL, SLIDING, LATENT, STATE = (
     LayerKind.FULL,

@@ -5,7 +5,10 @@ windows as for direct scrapes then apply, series that Prometheus still shows for
 out by age, and a restarted tuner has its windows back at once.
 """
 
+import ast
 import asyncio
+import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -86,7 +89,7 @@ class PrometheusSource:
                 read = await asyncio.to_thread(self._read, tuple(targets), now)
         except TimeoutError:
             return self._failed(targets, now, f"no answer within {limit:g} s")
-        except (requests.RequestException, PrometheusApiClientException, _NotPrometheus) as error:
+        except (requests.RequestException, _NotPrometheus) as error:
             return self._failed(targets, now, brief(error))
         return self._histories.update(targets, read, now)
 
@@ -178,6 +181,8 @@ class PrometheusSource:
     def _query(self, query: str, now: float) -> list[Mapping[str, Any]]:
         try:
             rows = self._api.custom_query(query, params={"time": f"{now:.3f}"})
+        except PrometheusApiClientException as error:
+            raise _NotPrometheus(refused(str(error))) from None
         except (KeyError, TypeError) as error:
             # The library indexes the answer without looking at it.
             raise _NotPrometheus(f"expected a query's result: {error}") from error
@@ -197,6 +202,25 @@ def brief(error: BaseException) -> str:
             error = cause
     words = str(error) or type(error).__name__
     return words if len(words) <= MESSAGE_CHARACTERS else f"{words[:MESSAGE_CHARACTERS]} …"
+
+
+def refused(said: str) -> str:
+    """Status of a bad answer, with Prometheus' own reason where it is one.
+
+    The library quotes the whole body. The URL is a user's, and what else stands behind it, such as
+    a page that only the operator can reach, must not show up in a status.
+    """
+    found = re.match(r"HTTP Status Code (\d+) \((b[\"'].*)\)\Z", said, re.DOTALL)
+    if found is None:
+        return "expected a query's result"
+    try:
+        document = json.loads(ast.literal_eval(found[2]))
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        document = None
+    reason = document.get("error") if isinstance(document, Mapping) else None
+    if isinstance(reason, str) and "errorType" in document and document.get("status") == "error":
+        return f"HTTP {found[1]}: {reason}"
+    return f"HTTP {found[1]}, and no reason of a Prometheus"
 
 
 def netloc(url: str) -> str:
