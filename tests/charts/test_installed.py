@@ -42,7 +42,7 @@ NEVER = [
     Right("", "secrets", "patch"), Right("", "pods/exec", "create"), Right("", "pods/log", "get"),
     Right("", "pods", "patch"), Right("", "nodes", "list"), Right("", "namespaces", "list"),
     Right("", "serviceaccounts/token", "create"), Right("", "serviceaccounts", "impersonate"),
-    Right("apps", "deployments", "delete"), Right("apps", "daemonsets", "create"),
+    Right("apps", "replicasets", "delete"), Right("apps", "daemonsets", "create"),
     Right("rbac.authorization.k8s.io", "roles", "create"),
     Right("rbac.authorization.k8s.io", "rolebindings", "create"),
     Right("gateway.networking.k8s.io", "httproutes", "patch"),

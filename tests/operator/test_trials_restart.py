@@ -155,6 +155,8 @@ async def test_a_new_image_is_tried_on_one_pod_and_then_rolled_out(world: World)
     )
     await look(world)
     assert alone(world)
+    # Who has no gateway has no right to it.
+    assert not world.cluster.count("patch_labels", Kind.Pod)
     assert world.condition("RolledBack")["status"] == "False"
     assert world.condition("QualityGate")["reason"] == "Passed"
     assert world.condition("Progressing")["status"] == "False"

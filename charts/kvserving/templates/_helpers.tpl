@@ -44,7 +44,8 @@ app.kubernetes.io/part-of: kvserving
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [get, list, watch, create, patch, delete]
-# Engines come from Deployments; what is created and deleted here are pods that check a template.
+# Engines come from Deployments, of which that of a trial goes with it. What is created and deleted here besides are
+# pods that check a template.
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, create, delete]

@@ -110,14 +110,8 @@ class Router:
         ref = situation.ref
         if situation.state.attached:
             await self._gateway.detach(ref)
-        record = situation.record
-        # Those that were started for a trial are on its track as long as it goes on.
-        tried = "" if record is None or record.ready_for_all else record.revision
-        moved = frozenset(
-            pod.name
-            for pod in situation.pods
-            if not pod.stable and not (pod.apart and pod.revision == tried)
-        )
+        # Those that were started for a trial go with it; and who has no gateway may not move pods.
+        moved = frozenset(p.name for p in situation.pods if not p.stable and not p.apart)
         await self._label(ref, moved, STABLE)
         if situation.state.attached:
             for track in (STABLE, CANDIDATE):
