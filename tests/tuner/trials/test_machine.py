@@ -579,7 +579,7 @@ def test_tasks_are_answered_in_16_bits_before_any_pod_has_the_change() -> None:
     waits: dict[str, Any] = {"tasks": (TASK,), "tasks_left": True, "recorded": False}
     for _ in range(3):
         assert fleet.look(**waits).state in (State.PENDING, State.SCREENING)
-    assert "16 bits" in fleet.progress.note
+    assert "without the change" in fleet.progress.note
     assert fleet.look(**{**waits, "recorded": True}).state is State.RUNNING
     assert fleet.pods_on_trial() == ("a",)
 
