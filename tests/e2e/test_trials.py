@@ -115,9 +115,9 @@ def test_a_single_engine_is_compared_with_itself_by_turns(
     assert seen.count("int8") >= 2, seen
     assert "int8" == seen[-1]
     assert status["quietBlocks"] >= 1, status
-    guards = {e["name"]: e for e in status["evidence"] if e["name"] in ("TTFT", "TPOT")}
-    assert all(int(each["samples"]) >= 1 for each in guards.values()), status
-    assert guards
+    # Latencies only where loads of both turns are within 10 %; throughput in any pair.
+    (throughput,) = (e for e in status["evidence"] if e["name"] == "Throughput")
+    assert int(throughput["samples"]) >= 1, status
     assert pods == {pod["metadata"]["uid"] for pod in engine_pods(kube, name, serving)}
     kube.run("delete", KVSERVING, name, "-n", serving, "--wait", "--timeout=120s")
 
