@@ -4,66 +4,24 @@ import copy
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from operatorkit.cases import cases
+
 CRDS = Path(__file__).parents[2] / "crds"
-CASES = Path(__file__).parent / "cases"
 # A group of our own, so that an installed KVServing on the same cluster is left alone.
 TEST_GROUP = "crdtest.kvserving.dev"
-
-
-@dataclass(frozen=True)
-class Case:
-    """A manifest and what is said about it."""
-
-    name: str
-    manifest: dict[str, Any]
-    field: str = ""
-    offline: tuple[str, ...] = ()
-    server: tuple[str, ...] = ()
-
-
-def load_cases(verdict: str) -> list[Any]:
-    """Every case with this verdict, as pytest parameters."""
-    parameters = []
-    for path in sorted(CASES.glob("*.yaml")):
-        table = yaml.safe_load(path.read_text())
-        for entry in table[verdict]:
-            says = tuple(entry.get("says", ()))
-            case = Case(
-                name=entry["name"],
-                manifest=_changed(table["base"], entry.get("set", {})),
-                field=entry.get("field", ""),
-                offline=says + tuple(entry.get("offline", ())),
-                server=says + tuple(entry.get("server", ())),
-            )
-            parameters.append(pytest.param(case, id=f"{path.stem}: {case.name}"))
-    return parameters
-
-
-def _changed(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    manifest = copy.deepcopy(base)
-    for path, value in changes.items():
-        *parents, last = path.split(".")
-        node = manifest
-        for part in parents:
-            node = node.setdefault(part, {})
-        if value is None:
-            node.pop(last, None)
-        else:
-            node[last] = value
-    return manifest
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for verdict in ("accept", "reject"):
         if f"{verdict}_case" in metafunc.fixturenames:
-            metafunc.parametrize(f"{verdict}_case", load_cases(verdict))
+            found = [pytest.param(case, id=case.id) for case in cases(verdict)]
+            metafunc.parametrize(f"{verdict}_case", found)
 
 
 @pytest.fixture(scope="session")

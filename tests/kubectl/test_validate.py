@@ -17,9 +17,9 @@ from kvserving_operator.api.errors import SpecError
 from kvserving_operator.api.rules import RULES_KEY
 from kvserving_operator.api.v1alpha1 import PARSERS
 from kvserving_tuner.errors import SizingError
+from operatorkit.cases import cases
 
 ROOT = Path(__file__).parents[2]
-CASES = ROOT / "tests/crds/cases"
 GOOD = """\
 apiVersion: kvserving.dev/v1alpha1
 kind: KVServing
@@ -34,43 +34,21 @@ spec:
 """
 
 
-def _changed(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    manifest: dict[str, Any] = json.loads(json.dumps(base))
-    for path, value in changes.items():
-        *parents, last = path.split(".")
-        node = manifest
-        for part in parents:
-            node = node.setdefault(part, {})
-        if value is None:
-            node.pop(last, None)
-        else:
-            node[last] = value
-    return manifest
-
-
-def cases(verdict: str) -> list[Any]:
-    """The corpus that the models and a real API server are tried on as well."""
-    found = []
-    for path in sorted(CASES.glob("*.yaml")):
-        table = yaml.safe_load(path.read_text())
-        for entry in table[verdict]:
-            manifest = _changed(table["base"], entry.get("set", {}))
-            found.append(
-                pytest.param(manifest, entry.get("field", ""), id=f"{path.stem}: {entry['name']}")
-            )
-    return found
+def corpus(verdict: str) -> list[Any]:
+    """What the models and a real API server are tried on as well."""
+    return [pytest.param(case.manifest, case.field, id=case.id) for case in cases(verdict)]
 
 
 def faults_of(manifest: dict[str, Any]) -> list[Fault]:
     return list(check.faults(Document("file", manifest, {(): 1})))
 
 
-@pytest.mark.parametrize(("manifest", "field"), cases("accept"))
+@pytest.mark.parametrize(("manifest", "field"), corpus("accept"))
 def test_accepts_what_the_server_accepts(manifest: dict[str, Any], field: str) -> None:
     assert [] == faults_of(manifest)
 
 
-@pytest.mark.parametrize(("manifest", "field"), cases("reject"))
+@pytest.mark.parametrize(("manifest", "field"), corpus("reject"))
 def test_refuses_what_the_server_refuses_at_the_same_field(
     manifest: dict[str, Any], field: str
 ) -> None:
@@ -87,7 +65,7 @@ def _refused_by_models(manifest: dict[str, Any]) -> bool:
     return False
 
 
-@pytest.mark.parametrize(("manifest", "field"), cases("accept")[:12])
+@pytest.mark.parametrize(("manifest", "field"), corpus("accept")[:12])
 def test_rules_and_the_models_agree_on_random_edits(manifest: dict[str, Any], field: str) -> None:
     """CEL on one side, the models' Python twins on the other."""
     wrong = [
