@@ -27,9 +27,5 @@ def merged(below: Any, above: Any) -> Any:
     """Plain data with what `above` has in place of what `below` has, mapping by mapping."""
     if not isinstance(below, dict) or not isinstance(above, dict):
         return above
-    return {
-        key: merged(below[key], above[key])
-        if key in below and key in above
-        else above.get(key, below.get(key))
-        for key in {**below, **above}
-    }
+    both = {key: merged(below[key], above[key]) for key in below.keys() & above.keys()}
+    return {**below, **above, **both}
